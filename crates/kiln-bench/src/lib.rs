@@ -1,0 +1,1 @@
+//! What Kiln measures and verifies: the registry of operators, their gates, benches and peers.

@@ -1,0 +1,2 @@
+//! The kiln program.
+fn main() {}

@@ -1,0 +1,206 @@
+//! Reading, overriding and writing configurations, and the lines that name what is wrong.
+
+use super::super::{Precision, ScheduleKind, TokenizerConfig};
+use super::*;
+
+const TEXT: &str = r#"# A small run.
+[data]
+sources = ["shakespeare.txt"]
+tokenizer = "char"
+
+[model]
+layers = 6
+width = 384
+heads = 6
+
+[schedule]
+kind = "wsd"
+"#;
+
+fn with(overrides: &[&str]) -> Result<Config, ConfigError> {
+    let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+    parse(TEXT, "x.toml", &overrides)
+}
+
+fn error(text: &str, overrides: &[&str]) -> String {
+    let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+    match parse(text, "x.toml", &overrides) {
+        Ok(config) => panic!("accepted: {config:?}"),
+        Err(error) => {
+            let line = error.to_string();
+            assert!(!line.contains('\n'), "more than one line: {line}");
+            line
+        }
+    }
+}
+
+#[test]
+fn keys_that_are_given_are_read_and_the_others_have_defaults() {
+    let config = with(&[]).expect("valid");
+    assert_eq!(config.data.tokenizer, TokenizerConfig::Char);
+    assert_eq!((config.model.layers, config.model.width), (6, 384));
+    assert_eq!(config.schedule.kind, ScheduleKind::Wsd);
+    assert_eq!(config.optimizer, Default::default());
+}
+
+#[test]
+fn overrides_replace_and_add() {
+    let config = with(&[
+        "data.tokenizer=byte",
+        "train.out=runs/x",
+        "data.sources=[\"a\", \"b\"]",
+        "model.width = 96",
+        "optimizer.learning_rate=3e-4",
+        "train.precision=bf16",
+        "sample.prompt=To be, or",
+        "train.steps=100",
+        "train.steps=200",
+        "model.tied_embeddings=false",
+    ])
+    .expect("valid");
+    assert_eq!(config.data.tokenizer, TokenizerConfig::Byte);
+    assert_eq!(config.train.out, PathBuf::from("runs/x"));
+    assert_eq!(config.data.sources, ["a", "b"]);
+    assert_eq!(config.model.width, 96);
+    assert_eq!(config.optimizer.learning_rate, 3e-4);
+    assert_eq!(config.train.precision, Precision::Bf16);
+    assert_eq!(config.sample.prompt, "To be, or");
+    assert_eq!(config.train.steps, 200);
+    assert!(!config.model.tied_embeddings);
+    // Untouched.
+    assert_eq!(config.model.layers, 6);
+}
+
+#[test]
+fn a_tokenizer_with_a_value_can_be_set_in_two_ways() {
+    let inline = with(&["data.tokenizer={ bpe = 512 }"]).expect("valid");
+    assert_eq!(inline.data.tokenizer, TokenizerConfig::Bpe(512));
+    let dotted = with(&["data.tokenizer={ bpe = 512 }", "data.tokenizer.file=t.json"]).expect("valid");
+    assert_eq!(dotted.data.tokenizer, TokenizerConfig::File("t.json".into()));
+}
+
+#[test]
+fn overrides_alone_make_a_configuration() {
+    let config = parse("", "none", &["data.sources=[\"a.txt\"]".to_string()]).expect("valid");
+    assert_eq!(config.data.sources, ["a.txt"]);
+}
+
+#[test]
+fn what_is_written_reads_back_equal() {
+    let mut config = with(&["sample.prompt='''a \"quoted\" \\ line'''"]).expect("valid");
+    config.train.seed = u64::MAX;
+    config.optimizer.learning_rate = 0.1 + 0.2;
+    config.sample.prompt.push_str("\n\u{1F525}\t");
+    for tokenizer in [
+        TokenizerConfig::Byte,
+        TokenizerConfig::Char,
+        TokenizerConfig::Bpe(4096),
+        TokenizerConfig::File("a b/tokenizer.json".into()),
+    ] {
+        config.data.tokenizer = tokenizer;
+        let text = to_toml(&config).expect("writable");
+        assert_eq!(parse(&text, "written", &[]).expect(&text), config, "{text}");
+        // The effective configuration: also what was left at its default.
+        assert!(text.contains("beta1 = 0.9"), "{text}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_toml_cannot_hold_is_an_error() {
+    use std::os::unix::ffi::OsStrExt;
+    let mut config = with(&[]).expect("valid");
+    config.train.out = std::ffi::OsStr::from_bytes(b"runs/\xff").into();
+    assert!(matches!(to_toml(&config), Err(ConfigError::Write(_))));
+}
+
+#[test]
+fn unknown_names_come_with_the_line_and_those_that_exist() {
+    let line = error("[data]\nsources = [\"a\"]\n\n[model]\nlayers = 2\nwidht = 3\n", &[]);
+    assert!(
+        line.starts_with("x.toml:6: unknown key 'widht' in [model], expected one of: layers, width, heads,"),
+        "{line}"
+    );
+    let line = error("[data]\nsources = [\"a\"]\n[modle]\nlayers = 2\n", &[]);
+    assert_eq!(
+        line,
+        "x.toml:3: unknown section [modle], expected one of: data, model, optimizer, schedule, train, sample"
+    );
+    let line = error(TEXT, &["train.steps=3", "model.widht=3"]);
+    assert!(line.starts_with("--set model.widht=3: unknown key 'widht' in [model], expected"), "{line}");
+    let line = error(TEXT, &["modle.width=3"]);
+    assert!(line.starts_with("--set modle.width=3: unknown section [modle], expected"), "{line}");
+}
+
+#[test]
+fn wrong_types_come_with_the_line_and_what_was_expected() {
+    let line = error("[data]\nsources = [\"a\"]\n[model]\nwidth = \"wide\"\n", &[]);
+    assert_eq!(
+        line,
+        "x.toml:4: model.width: invalid type: string \"wide\", expected a whole number, 0 or more"
+    );
+    let line = error(TEXT, &["model.layers=-1"]);
+    assert!(line.starts_with("--set model.layers=-1: model.layers: invalid value: integer `-1`"), "{line}");
+    let line = error("[data]\nsources = \"a\"\n", &[]);
+    assert!(line.contains("x.toml:2: data.sources: invalid type: string \"a\", expected an array"), "{line}");
+    let line = error(TEXT, &["schedule.kind=linear"]);
+    assert_eq!(
+        line,
+        "--set schedule.kind=linear: schedule.kind: unknown variant `linear`, expected one of `constant`, `cosine`, `wsd`"
+    );
+    let line = error("model = 3\n[data]\nsources = [\"a\"]\n", &[]);
+    assert!(line.starts_with("x.toml:1: model: invalid type: integer `3`, expected a section"), "{line}");
+    let line = error(TEXT, &["data.tokenizer={ bpe = 512, file = 'a' }"]);
+    assert!(line.contains("data.tokenizer: expected one key"), "{line}");
+    let line = error(TEXT, &["data.sources=[\"a\", 2]"]);
+    assert!(line.starts_with("--set data.sources=[\"a\", 2]: data.sources: invalid type"), "{line}");
+    let line = error("[data]\nsources = [\"a\"]\ntokenizer = { bpe = true }\n", &[]);
+    assert!(line.starts_with("x.toml:3: data.tokenizer.bpe: invalid type: boolean `true`"), "{line}");
+}
+
+#[test]
+fn syntax_errors_come_with_the_line() {
+    let line = error("[data]\nsources = [\"a\"]\n[model]\nwidth = = 3\n", &[]);
+    assert!(line.starts_with("x.toml:4: "), "{line}");
+    let line = error("[data]\nsources = [\"a\"]\nsources = [\"b\"]\n", &[]);
+    assert!(line.starts_with("x.toml:3: duplicate key"), "{line}");
+}
+
+#[test]
+fn missing_sections_and_keys_are_named() {
+    assert_eq!(error("[model]\nwidth = 8\n", &[]), "x.toml: the section [data] is missing: it names the sources");
+    assert_eq!(error("\n[data]\nvalidation = 0.1\n", &[]), "x.toml:2: [data] lacks the key 'sources'");
+}
+
+#[test]
+fn malformed_overrides_say_what_an_override_is() {
+    for given in ["model.width", "width=3", "=3", ".width=3", "model.=3", "model..width=3", ""] {
+        let line = error(TEXT, &[given]);
+        assert_eq!(line, format!("--set {given}: expected section.key=value, such as model.width=256"));
+    }
+    let line = error("model = 3\n", &["model.width=8"]);
+    assert_eq!(line, "--set model.width=8: 'model' is no section here: its value is of type integer");
+}
+
+#[test]
+fn violations_come_with_the_line_and_are_all_named() {
+    let line = error("[data]\nsources = [\"a\"]\n[model]\n\ndropout = 1.5\n", &["sample.top_p=0"]);
+    assert_eq!(
+        line,
+        "x.toml:5: model.dropout is 1.5, must be 0 or more and below 1; \
+         --set sample.top_p=0: sample.top_p is 0, must be above 0 and at most 1"
+    );
+}
+
+#[test]
+fn files_are_loaded_and_a_missing_one_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.toml");
+    let missing = load(&path, &[]).expect_err("no such file").to_string();
+    assert!(missing.starts_with(&format!("cannot read the configuration {}: ", path.display())));
+    std::fs::write(&path, TEXT).expect("written");
+    assert_eq!(load(&path, &["model.layers=2".into()]).expect("valid").model.layers, 2);
+    std::fs::write(&path, "nonsense\n").expect("written");
+    let line = load(&path, &[]).expect_err("not TOML").to_string();
+    assert!(line.starts_with(&format!("{}:1: ", path.display())), "{line}");
+}

@@ -1,0 +1,270 @@
+//! The range of every number in a configuration, and of those that depend on one another.
+
+use super::{Config, ConfigError, TokenizerConfig};
+use std::fmt::{self, Display};
+
+/// One value that a run cannot use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// `section.key`.
+    pub key: &'static str,
+    /// The value, as it would be written.
+    pub value: String,
+    /// What is allowed: the end of a sentence that begins with "must".
+    pub allowed: String,
+    /// File and line, or override, that set the value, where known.
+    pub place: Option<String>,
+}
+
+impl Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(f, "{place}: ")?;
+        }
+        write!(f, "{} is {}, must {}", self.key, self.value, self.allowed)
+    }
+}
+
+/// Largest size or count: tensors are indexed with 32-bit integers.
+const LARGEST: usize = i32::MAX as usize;
+
+#[derive(Default)]
+struct Checks {
+    violations: Vec<Violation>,
+}
+
+impl Checks {
+    fn check(&mut self, ok: bool, key: &'static str, value: impl Display, allowed: impl Display) {
+        if !ok {
+            let (value, allowed) = (value.to_string(), allowed.to_string());
+            self.violations.push(Violation { key, value, allowed, place: None });
+        }
+    }
+
+    /// A size of a tensor: from `least` to [`LARGEST`].
+    fn size(&mut self, key: &'static str, value: usize, least: usize) {
+        let allowed = format_args!("be from {least} to {LARGEST}").to_string();
+        self.check((least..=LARGEST).contains(&value), key, value, allowed);
+    }
+
+    fn at_least_one(&mut self, key: &'static str, value: usize) {
+        self.check(value >= 1, key, value, "be 1 or more");
+    }
+
+    /// `ok` never sees NaN or an infinity: those are refused everywhere.
+    fn number(&mut self, key: &'static str, value: f64, allowed: &str, ok: fn(f64) -> bool) {
+        self.check(value.is_finite() && ok(value), key, value, allowed);
+    }
+}
+
+impl Config {
+    /// Checks that every value is in its range and that they fit one another; the error names
+    /// every violation.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let mut checks = Checks::default();
+        self.check_data(&mut checks);
+        self.check_model(&mut checks);
+        self.check_optimizer(&mut checks);
+        self.check_train(&mut checks);
+        if checks.violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(checks.violations)) }
+    }
+
+    fn check_data(&self, to: &mut Checks) {
+        let data = &self.data;
+        to.check(!data.sources.is_empty(), "data.sources", "[]", "name at least one file");
+        let blank = data.sources.iter().any(|source| source.trim().is_empty());
+        to.check(!blank, "data.sources", format!("{:?}", data.sources), "hold no empty name");
+        to.number("data.validation", data.validation, "be above 0 and below 1", |v| v > 0.0 && v < 1.0);
+        to.check(!data.cache.as_os_str().is_empty(), "data.cache", "\"\"", "name a folder");
+        match &data.tokenizer {
+            TokenizerConfig::Bpe(vocabulary) => {
+                // A byte-level BPE starts from the 256 bytes.
+                to.size("data.tokenizer.bpe", *vocabulary, 256);
+            }
+            TokenizerConfig::File(path) => {
+                to.check(!path.as_os_str().is_empty(), "data.tokenizer.file", "\"\"", "name a file");
+            }
+            TokenizerConfig::Byte | TokenizerConfig::Char => {}
+        }
+    }
+
+    fn check_model(&self, to: &mut Checks) {
+        let model = &self.model;
+        to.size("model.layers", model.layers, 1);
+        to.size("model.width", model.width, 1);
+        to.size("model.heads", model.heads, 1);
+        to.size("model.kv_heads", model.kv_heads, 0);
+        to.size("model.mlp_width", model.mlp_width, 0);
+        to.size("model.context", model.context, 1);
+        if model.heads >= 1 && model.width >= 1 {
+            let heads = model.heads;
+            if model.width.is_multiple_of(heads) {
+                to.check(
+                    model.head_dim().is_multiple_of(2),
+                    "model.width",
+                    model.width,
+                    format_args!(
+                        "give an even width per head for RoPE, not {} / {heads} = {}",
+                        model.width,
+                        model.head_dim()
+                    ),
+                );
+            } else {
+                let allowed = format_args!("be a multiple of model.heads ({heads})").to_string();
+                to.check(false, "model.width", model.width, allowed);
+            }
+            to.check(
+                heads.is_multiple_of(model.resolved_kv_heads()),
+                "model.kv_heads",
+                model.kv_heads,
+                format_args!("divide model.heads ({heads}), or be 0 for as many"),
+            );
+        }
+        to.number("model.dropout", model.dropout, "be 0 or more and below 1", |v| (0.0..1.0).contains(&v));
+        to.number("model.rope_base", model.rope_base, "be above 0 and finite", |v| v > 0.0);
+        to.number("model.norm_eps", model.norm_eps, "be 0 or more and finite", |v| v >= 0.0);
+    }
+
+    fn check_optimizer(&self, to: &mut Checks) {
+        let optimizer = &self.optimizer;
+        let (positive, not_negative) = ("be above 0 and finite", "be 0 or more and finite");
+        let share = "be 0 or more and below 1";
+        to.number("optimizer.learning_rate", optimizer.learning_rate, positive, |v| v > 0.0);
+        to.number("optimizer.beta1", optimizer.beta1, share, |v| (0.0..1.0).contains(&v));
+        to.number("optimizer.beta2", optimizer.beta2, share, |v| (0.0..1.0).contains(&v));
+        to.number("optimizer.eps", optimizer.eps, positive, |v| v > 0.0);
+        to.number("optimizer.weight_decay", optimizer.weight_decay, not_negative, |v| v >= 0.0);
+        to.number("optimizer.clip_norm", optimizer.clip_norm, not_negative, |v| v >= 0.0);
+
+        let schedule = &self.schedule;
+        to.check(
+            schedule.warmup <= self.train.steps,
+            "schedule.warmup",
+            schedule.warmup,
+            format_args!("be at most train.steps ({})", self.train.steps),
+        );
+        let ratio = "be from 0 to 1";
+        to.number("schedule.final_ratio", schedule.final_ratio, ratio, |v| (0.0..=1.0).contains(&v));
+        to.number("schedule.decay_share", schedule.decay_share, ratio, |v| (0.0..=1.0).contains(&v));
+    }
+
+    fn check_train(&self, to: &mut Checks) {
+        let train = &self.train;
+        to.at_least_one("train.steps", train.steps);
+        to.size("train.batch_size", train.batch_size, 1);
+        to.size("train.accumulation", train.accumulation, 1);
+        to.at_least_one("train.log_every", train.log_every);
+        to.at_least_one("train.keep", train.keep);
+        to.check(!train.out.as_os_str().is_empty(), "train.out", "\"\"", "name a folder");
+
+        let sample = &self.sample;
+        to.number("sample.temperature", sample.temperature, "be 0 or more and finite", |v| v >= 0.0);
+        to.number("sample.top_p", sample.top_p, "be above 0 and at most 1", |v| v > 0.0 && v <= 1.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use super::*;
+
+    const MINIMAL: &str = "[data]\nsources = [\"a.txt\"]\n";
+
+    fn violations(overrides: &[&str]) -> Vec<Violation> {
+        let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+        match parse(MINIMAL, "x.toml", &overrides) {
+            Ok(_) => Vec::new(),
+            Err(ConfigError::Invalid(violations)) => violations,
+            Err(other) => panic!("{overrides:?}: {other}"),
+        }
+    }
+
+    #[test]
+    fn each_number_out_of_its_range_is_named() {
+        let refused = [
+            "data.sources=[]",
+            "data.sources=[\"a\", \" \"]",
+            "data.validation=0",
+            "data.validation=1.0",
+            "data.validation=nan",
+            "data.cache=''",
+            "data.tokenizer.bpe=255",
+            "data.tokenizer.file=''",
+            "model.layers=0",
+            "model.width=0",
+            "model.heads=0",
+            "model.kv_heads=3",
+            "model.kv_heads=8",
+            "model.mlp_width=4294967296",
+            "model.context=0",
+            "model.dropout=1.0",
+            "model.dropout=-0.1",
+            "model.rope_base=0",
+            "model.norm_eps=-1e-5",
+            "optimizer.learning_rate=0",
+            "optimizer.learning_rate=inf",
+            "optimizer.learning_rate=nan",
+            "optimizer.beta1=1",
+            "optimizer.beta2=-0.1",
+            "optimizer.eps=0.0",
+            "optimizer.weight_decay=-1",
+            "optimizer.clip_norm=nan",
+            "schedule.warmup=501",
+            "schedule.final_ratio=1.1",
+            "schedule.decay_share=-0.1",
+            "train.batch_size=0",
+            "train.accumulation=0",
+            "train.log_every=0",
+            "train.keep=0",
+            "train.out=''",
+            "sample.temperature=-1",
+            "sample.top_p=0",
+            "sample.top_p=1.01",
+        ];
+        for set in refused {
+            let found = violations(&[set]);
+            assert_eq!(found.len(), 1, "{set}: {found:?}");
+            let key = set.split('=').next().unwrap_or_default();
+            assert_eq!(found[0].key, key, "{set}");
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_ranges_are_allowed() {
+        let allowed = [
+            "data.tokenizer.bpe=256",
+            "model.kv_heads=1",
+            "model.kv_heads=4",
+            "model.dropout=0",
+            "model.norm_eps=0",
+            "optimizer.beta1=0",
+            "optimizer.clip_norm=0",
+            "optimizer.weight_decay=0",
+            "schedule.warmup=500",
+            "schedule.warmup=0",
+            "schedule.final_ratio=0",
+            "schedule.decay_share=1",
+            "sample.temperature=0",
+            "sample.top_p=1",
+            "sample.tokens=0",
+        ];
+        for set in allowed {
+            assert_eq!(violations(&[set]), [], "{set}");
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_say_which_number_they_miss() {
+        let found = violations(&["model.width=100", "model.heads=3"]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            found[0].to_string(),
+            "--set model.width=100: model.width is 100, must be a multiple of model.heads (3)"
+        );
+        let found = violations(&["model.width=12", "model.heads=4"]);
+        assert!(found[0].allowed.contains("even width per head"), "{found:?}");
+        // steps = 0 also leaves the warm-up too long.
+        let keys: Vec<_> = violations(&["train.steps=0"]).iter().map(|v| v.key).collect();
+        assert_eq!(keys, ["schedule.warmup", "train.steps"]);
+    }
+}

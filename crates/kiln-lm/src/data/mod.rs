@@ -1,0 +1,22 @@
+//! From text files to batches of tokens: sources, tokenizers, memory-mapped shards, sampling.
+//!
+//! [`prepare`] tokenizes once and caches; [`BatchSampler`] and [`ValidationBatches`] cut the shards
+//! of the [`Dataset`] into windows.
+
+mod batches;
+mod dataset;
+mod error;
+mod hugging_face;
+mod prepare;
+mod shard;
+mod sources;
+mod stream;
+mod tokenizer;
+
+pub use batches::{Batch, BatchSampler, SamplerState, ValidationBatches};
+pub use dataset::{Dataset, Meta, unigram_loss};
+pub use error::DataError;
+pub use prepare::{Progress, Stage, prepare};
+pub use shard::TokenShard;
+pub use stream::StreamDecoder;
+pub use tokenizer::Tokenizer;

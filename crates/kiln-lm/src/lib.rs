@@ -1,0 +1,1 @@
+//! A small language model built from Kiln layers: data, training, generation.

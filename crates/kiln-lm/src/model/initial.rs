@@ -1,0 +1,85 @@
+//! First values of the parameters, made on the host from the seed and the name of the parameter, so
+//! that they are the same on every device and do not change when a layer is added beside them.
+
+use super::Transformer;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::f64::consts::TAU;
+
+/// Standard deviation, as in GPT-2.
+const DEVIATION: f64 = 0.02;
+
+pub(super) fn initialize(model: Transformer, layers: usize, seed: u64) -> Transformer {
+    // 2·layers projections add up in the residual stream.
+    let residual = DEVIATION / (2.0 * layers as f64).sqrt();
+    model.map(&mut Initial { seed, residual, path: Vec::new() })
+}
+
+struct Initial {
+    seed: u64,
+    residual: f64,
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Initial {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.join(".");
+        let shape = param.lazy_shape();
+        let values = match path.rsplit('.').collect::<Vec<_>>()[..] {
+            // The scale of a norm.
+            _ if D == 1 => vec![1.0; shape.num_elements()],
+            ["weight", "w_o", ..] | ["w_down", ..] => {
+                normal(&path, self.seed, self.residual, shape.num_elements())
+            }
+            _ => normal(&path, self.seed, DEVIATION, shape.num_elements()),
+        };
+        let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
+        Param::initialized(param.id, value).set_require_grad(true)
+    }
+}
+
+/// Normal numbers by Box and Muller's transform.
+fn normal(path: &str, seed: u64, deviation: f64, count: usize) -> Vec<f32> {
+    let mut key = blake3::Hasher::new_derive_key("kiln-lm 2026 initial parameter values");
+    key.update(&seed.to_le_bytes()).update(path.as_bytes());
+    let mut rng = ChaCha8Rng::from_seed(*key.finalize().as_bytes());
+    // In (0, 1], so that its logarithm is finite.
+    let mut uniform = || ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+    let mut values = Vec::with_capacity(count + 1);
+    while values.len() < count {
+        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt() * deviation, TAU * uniform());
+        values.extend([(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]);
+    }
+    values.truncate(count);
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normal;
+
+    #[test]
+    fn values_are_normal_and_follow_from_seed_and_name() {
+        let values = normal("a.weight", 1, 0.02, 100_001);
+        let n = values.len() as f64;
+        let mean = values.iter().map(|v| *v as f64).sum::<f64>() / n;
+        let deviation = (values.iter().map(|v| (*v as f64 - mean).powi(2)).sum::<f64>() / n).sqrt();
+        assert!(mean.abs() < 3e-4 && (deviation - 0.02).abs() < 3e-4, "{mean} {deviation}");
+        let within = values.iter().filter(|v| v.abs() < 0.02).count() as f64 / n;
+        assert!((within - 0.6827).abs() < 0.01, "{within}");
+
+        assert_eq!(values[..10], normal("a.weight", 1, 0.02, 10));
+        assert_ne!(values[..10], normal("a.weight", 2, 0.02, 10));
+        assert_ne!(values[..10], normal("b.weight", 1, 0.02, 10));
+    }
+}

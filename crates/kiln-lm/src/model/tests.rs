@@ -1,0 +1,89 @@
+//! The model against what can be said without running it elsewhere.
+
+use super::*;
+use burn::tensor::TensorData;
+
+fn config() -> ModelConfig {
+    ModelConfig { layers: 2, width: 16, heads: 4, kv_heads: 2, context: 12, ..Default::default() }
+}
+
+fn tokens(values: &[i32], device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(values.to_vec(), [1, values.len()]), device)
+}
+
+fn data(t: Tensor<3>) -> Vec<f32> {
+    t.into_data().to_vec().unwrap()
+}
+
+#[test]
+fn has_the_parameters_it_should() {
+    let device = Device::flex();
+    let block = 2 * 16 + 16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 64;
+    assert_eq!(config().init(50, 1, &device).num_params(), 50 * 16 + 2 * block + 16);
+    let untied = ModelConfig { tied_embeddings: false, qk_norm: true, ..config() };
+    let expected = 2 * 50 * 16 + 2 * (block + 2 * 4) + 16;
+    assert_eq!(untied.init(50, 1, &device).num_params(), expected);
+}
+
+#[test]
+fn a_token_changes_only_what_comes_at_and_after_it() {
+    let device = Device::flex();
+    for qk_norm in [false, true] {
+        let model = ModelConfig { qk_norm, ..config() }.init(50, 1, &device);
+        let first = data(model.forward(tokens(&[1, 2, 3, 4, 5], &device)));
+        let second = data(model.forward(tokens(&[1, 2, 9, 4, 5], &device)));
+        assert_eq!(first[..100], second[..100]);
+        assert!((100..250).step_by(50).all(|i| first[i..i + 50] != second[i..i + 50]));
+    }
+}
+
+#[test]
+fn the_loss_is_the_cross_entropy_of_the_logits() {
+    let device = Device::flex();
+    for tied_embeddings in [true, false] {
+        let model = ModelConfig { tied_embeddings, ..config() }.init(50, 1, &device);
+        let (x, targets) = ([1, 2, 3], [2, 3, 49]);
+        let logits = data(model.forward(tokens(&x, &device)));
+        let expected: f64 = targets.iter().zip(logits.chunks(50)).map(|(target, row)| {
+            let sum: f64 = row.iter().map(|x| (*x as f64).exp()).sum();
+            sum.ln() - row[*target as usize] as f64
+        }).sum::<f64>() / 3.0;
+        let loss = model.loss(tokens(&x, &device), tokens(&targets, &device));
+        let loss: f64 = loss.into_scalar();
+        assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
+        // At the start every token is about as likely as any other.
+        assert!((loss - 50f64.ln()).abs() < 0.2, "{loss}");
+    }
+}
+
+#[test]
+fn the_cache_changes_nothing() {
+    let device = Device::flex();
+    let model = config().init(50, 3, &device);
+    let x = [4, 8, 15, 16, 23, 42, 0];
+    let all = data(model.forward(tokens(&x, &device)));
+    let mut cache = model.empty_cache();
+    for (start, end) in [(0, 3), (3, 4), (4, 5), (5, 7)] {
+        let last = model.forward_cached(tokens(&x[start..end], &device), &mut cache);
+        let last: Vec<f32> = last.into_data().to_vec().unwrap();
+        let expected = &all[(end - 1) * 50..end * 50];
+        let close = last.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5);
+        assert!(close && cache.iter().all(|c| c.len() == end), "{last:?} {expected:?}");
+    }
+}
+
+#[test]
+fn bf16_activations_give_f32_logits_and_gradients() {
+    let device = Device::flex().autodiff();
+    let exact = config().init(50, 1, &device);
+    let model = exact.clone().with_activations(DType::BF16);
+    let x = tokens(&[1, 2, 3], &device);
+    let (logits, exact) = (model.forward(x.clone()), exact.forward(x.clone()));
+    assert_eq!(logits.dtype(), DType::F32);
+    let error = (logits - exact.clone()).abs().max().into_scalar::<f32>();
+    assert!(error > 0.0 && error < 0.02, "{error}");
+    let grads = model.loss(x.clone(), x).backward();
+    let grad = model.blocks[0].mlp.w_up.val().grad(&grads).unwrap();
+    assert_eq!(grad.dtype(), DType::F32);
+    assert!(grad.abs().sum().into_scalar::<f32>() > 0.0);
+}

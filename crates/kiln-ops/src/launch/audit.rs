@@ -1,0 +1,186 @@
+//! An audit of what kernels write: outputs are handed out poisoned and between guard bands.
+//!
+//! While an audit runs, every kernel output stands inside a larger buffer that is filled with a
+//! NaN pattern. Afterwards an element that still holds the pattern was never written, and a guard
+//! that does not was written out of bounds. One audit runs at a time in a process.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// NaN as f32, as bf16 and as f16, and not one that arithmetic makes.
+const POISON: u16 = 0x7FE5;
+/// Bytes on either side; a multiple of every device's alignment.
+const GUARD: usize = 1024;
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+static RUNNING: Mutex<()> = Mutex::new(());
+static RECORDS: Mutex<Vec<Record>> = Mutex::new(Vec::new());
+
+struct Record {
+    op: &'static str,
+    name: &'static str,
+    client: Client,
+    whole: Handle,
+    bytes: usize,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+/// What an audit found of one output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// Operator.
+    pub op: &'static str,
+    /// Name of the output.
+    pub output: &'static str,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Number of elements that were never written.
+    pub unwritten: usize,
+    /// Flat index of the first of them.
+    pub first_unwritten: Option<usize>,
+    /// Flat index of the last of them.
+    pub last_unwritten: Option<usize>,
+    /// Bytes of the guard bands that were written.
+    pub guard_bytes: usize,
+    /// The kernel's error, if it did not run.
+    pub error: Option<String>,
+}
+
+impl Finding {
+    /// Whether all was written and nothing else.
+    pub fn clean(&self) -> bool {
+        self.unwritten == 0 && self.guard_bytes == 0 && self.error.is_none()
+    }
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} `{}` {:?}: ", self.op, self.output, self.shape)?;
+        if let Some(error) = &self.error {
+            return write!(f, "did not run: {error}");
+        }
+        match (self.first_unwritten, self.last_unwritten) {
+            (Some(first), Some(last)) => write!(
+                f,
+                "{} elements never written, from {:?} to {:?}",
+                self.unwritten,
+                index(&self.shape, first),
+                index(&self.shape, last)
+            )?,
+            _ => write!(f, "every element written")?,
+        }
+        if self.guard_bytes > 0 {
+            write!(f, ", {} bytes written outside it", self.guard_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Position of a flat index.
+fn index(shape: &[usize], mut flat: usize) -> Vec<usize> {
+    let mut position = vec![0; shape.len()];
+    for (place, size) in position.iter_mut().zip(shape).rev() {
+        *place = flat % size;
+        flat /= size;
+    }
+    position
+}
+
+/// A running audit.
+pub struct Audit(#[allow(dead_code)] MutexGuard<'static, ()>); // held until the audit ends
+
+impl Audit {
+    /// Begins an audit; waits for a running one.
+    pub fn begin() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
+        records().clear();
+        ACTIVE.store(true, Ordering::SeqCst);
+        Self(running)
+    }
+
+    /// Ends it: one finding for each kernel output. The device must have been synchronised.
+    pub fn finish(self) -> Vec<Finding> {
+        ACTIVE.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *records()).into_iter().map(Record::inspect).collect()
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        ACTIVE.store(false, Ordering::SeqCst);
+    }
+}
+
+fn records() -> MutexGuard<'static, Vec<Record>> {
+    RECORDS.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A poisoned output between guard bands, while an audit runs.
+pub(crate) fn output(
+    like: &CubeTensor,
+    op: &'static str,
+    name: &'static str,
+    shape: &Shape,
+    dtype: DType,
+) -> Option<CubeTensor> {
+    if !ACTIVE.load(Ordering::Relaxed) {
+        return None;
+    }
+    let bytes = shape.num_elements() * dtype.size();
+    let padded = bytes.next_multiple_of(GUARD);
+    let poison = vec![POISON; (padded + 2 * GUARD) / 2];
+    // SAFETY: any initialised u16 slice is valid bytes.
+    let poison = unsafe { std::slice::from_raw_parts(poison.as_ptr().cast::<u8>(), padded + 2 * GUARD) };
+    let whole = like.client.create_from_slice(poison);
+    let inside = whole.clone().offset_start(GUARD as u64).offset_end((GUARD + padded - bytes) as u64);
+    records().push(Record {
+        op,
+        name,
+        client: like.client.clone(),
+        whole,
+        bytes,
+        dtype,
+        shape: shape.to_vec(),
+    });
+    let (client, device) = (like.client.clone(), like.device.clone());
+    Some(CubeTensor::new_contiguous(client, device, shape.clone(), inside, dtype))
+}
+
+impl Record {
+    fn inspect(self) -> Finding {
+        let mut finding = Finding {
+            op: self.op,
+            output: self.name,
+            shape: self.shape,
+            unwritten: 0,
+            first_unwritten: None,
+            last_unwritten: None,
+            guard_bytes: 0,
+            error: None,
+        };
+        let bytes = match self.client.read_one(self.whole) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                finding.error = Some(format!("{error:?}").lines().next().unwrap_or_default().into());
+                return finding;
+            }
+        };
+        let poison = POISON.to_ne_bytes();
+        let outside = (0..GUARD).chain(GUARD + self.bytes..bytes.len());
+        finding.guard_bytes = outside.filter(|i| bytes[*i] != poison[i % 2]).count();
+        let inside = &bytes[GUARD..GUARD + self.bytes];
+        for (i, element) in inside.chunks_exact(self.dtype.size()).enumerate() {
+            if element.chunks_exact(2).all(|half| half == poison) {
+                finding.unwritten += 1;
+                finding.first_unwritten.get_or_insert(i);
+                finding.last_unwritten = Some(i);
+            }
+        }
+        finding
+    }
+}

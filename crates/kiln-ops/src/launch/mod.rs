@@ -1,0 +1,136 @@
+//! What every kernel launch needs: rows of a tensor without a copy where its strides allow,
+//! the vector width, the outputs, and the device's limits.
+
+pub mod audit;
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::features::Plane;
+use cubecl::prelude::*;
+
+/// A tensor as rows of its last dimension: element i of row r is at `r · stride + i`.
+pub(crate) struct Rows {
+    pub(crate) tensor: CubeTensor,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+    pub(crate) stride: usize,
+}
+
+impl Rows {
+    /// Copies only where the rows do not follow each other at one distance: pitched rows, slices
+    /// of wider tensors and broadcast rows are read as they are.
+    pub(crate) fn new(tensor: CubeTensor) -> Self {
+        let tensor = burn_cubecl::kernel::untile(tensor);
+        let stride = row_stride(tensor.meta.shape(), tensor.meta.strides());
+        let tensor = if stride.is_some() { tensor } else { into_contiguous(tensor) };
+        let shape = tensor.meta.shape();
+        let width = shape[shape.num_dims() - 1];
+        let rows = shape.num_elements() / width.max(1);
+        Self { rows, width, stride: stride.unwrap_or(width), tensor }
+    }
+
+    /// Whether every row can be read in vectors of `size` elements.
+    fn fits(&self, size: usize) -> bool {
+        let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
+        self.width.is_multiple_of(size)
+            && (self.rows <= 1 || self.stride.is_multiple_of(size))
+            && offset.is_multiple_of(size * self.tensor.dtype.size())
+    }
+}
+
+/// The distance of rows, if there is one.
+fn row_stride(shape: &[usize], strides: &[usize]) -> Option<usize> {
+    let last = shape.len() - 1;
+    if strides[last] != 1 && shape[last] > 1 {
+        return None;
+    }
+    let mut leading = (0..last).rev().filter(|i| shape[*i] != 1);
+    let Some(inner) = leading.next() else { return Some(shape[last]) };
+    let mut expected = strides[inner] * shape[inner];
+    for i in leading {
+        if strides[i] != expected {
+            return None;
+        }
+        expected *= shape[i];
+    }
+    Some(strides[inner])
+}
+
+/// The widest vector, up to 16 bytes of `dtype`, in which all of them can be read.
+pub(crate) fn vector_size(client: &Client, dtype: DType, tensors: &[&Rows]) -> usize {
+    client
+        .io_optimized_vector_sizes(dtype.size())
+        .filter(|size| size * dtype.size() <= 16)
+        .filter(|size| tensors.iter().all(|t| t.fits(*size)))
+        .max()
+        .unwrap_or(1)
+}
+
+/// The address type that reaches the end of each tensor.
+pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
+    tensors.iter().map(|t| t.required_address_type()).max().unwrap_or_default()
+}
+
+/// A contiguous tensor that the kernel is going to write whole.
+pub(crate) fn output(like: &CubeTensor, op: &'static str, name: &'static str, shape: Shape, dtype: DType) -> CubeTensor {
+    if let Some(tensor) = audit::output(like, op, name, &shape, dtype) {
+        return tensor;
+    }
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// Stands in for an output that this launch does not write.
+pub(crate) fn unused(like: &CubeTensor, dtype: DType) -> CubeTensor {
+    let shape = Shape::new([16]);
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// A tensor of zeros, for gradients of nothing.
+pub(crate) fn zeros(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    zeros_client(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// Units of a plane if the device has plane operations, else 1.
+pub(crate) fn plane_size(client: &Client) -> u32 {
+    let hardware = &client.properties().hardware;
+    let fixed = hardware.plane_size_min == hardware.plane_size_max;
+    if fixed && client.features().plane.contains(Plane::Ops) { hardware.plane_size_max } else { 1 }
+}
+
+/// A grid of at least `cubes` cubes within the device's limits; kernels check their position.
+pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
+    let widest = client.properties().hardware.max_cube_count.0 as usize;
+    let x = cubes.min(widest);
+    CubeCount::Static(x as u32, cubes.div_ceil(x.max(1)) as u32, 1)
+}
+
+/// Number of multiprocessors, or a guess where the device does not say.
+pub(crate) fn multiprocessors(client: &Client) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(8) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::row_stride;
+
+    #[test]
+    fn rows_of_strided_tensors() {
+        let cases: &[(&[usize], &[usize], Option<usize>)] = &[
+            (&[4, 8], &[8, 1], Some(8)),
+            (&[4, 8], &[512, 1], Some(512)),
+            (&[2, 3, 8], &[48, 16, 1], Some(16)),
+            (&[2, 3, 8], &[64, 16, 1], None),
+            (&[2, 1, 8], &[64, 5, 1], Some(64)),
+            (&[1, 1, 8], &[9, 9, 1], Some(8)),
+            (&[4, 8], &[1, 4], None),
+            (&[4, 1], &[1, 7], Some(1)),
+            (&[4, 8], &[0, 1], Some(0)),
+            (&[8], &[1], Some(8)),
+        ];
+        for (shape, strides, expected) in cases {
+            assert_eq!(row_stride(shape, strides), *expected, "{shape:?} {strides:?}");
+        }
+    }
+}

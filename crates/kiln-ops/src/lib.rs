@@ -1,0 +1,59 @@
+//! Fused operators for training language models: each one CubeCL kernel with a hand-written
+//! backward, exposed as a Burn operation with autodiff, beside a reference of the same signature
+//! in plain Burn operations.
+//!
+//! Every operator is a folder: `mod.rs` is the public function and its documentation,
+//! `reference.rs` its meaning in Burn, `kernel.rs` and `backend.rs` the fused implementation
+//! (features `cuda`, `wgpu`, `vulkan`), `oracle.rs` (feature `oracle`) the same formula in
+//! float64 with plain loops. Which implementation runs is decided by [`policy`].
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::tensor::{Device, Tensor};
+//! use kiln_ops::prelude::*;
+//!
+//! let device = Device::flex();
+//! let x = Tensor::<2>::ones([4, 8], &device);
+//! let weight = Tensor::<1>::ones([8], &device);
+//! let y = rms_norm(x, weight, 1e-5).unwrap();
+//! assert_eq!(y.dims(), [4, 8]);
+//! # }
+//! ```
+
+#[cfg(feature = "cube")]
+pub(crate) mod autodiff;
+mod check;
+pub mod device;
+mod error;
+#[cfg(feature = "cube")]
+pub mod launch;
+#[cfg(feature = "oracle")]
+pub mod oracle;
+pub mod policy;
+#[cfg(feature = "cube")]
+pub(crate) mod reduce;
+
+pub mod add_rms_norm;
+pub mod attention;
+pub mod cross_entropy;
+pub mod linear_cross_entropy;
+pub mod rms_norm;
+pub mod rope;
+pub mod swiglu;
+pub mod swiglu_mlp;
+
+pub use error::OpError;
+
+/// Everything a model needs.
+pub mod prelude {
+    pub use crate::OpError;
+    pub use crate::add_rms_norm::add_rms_norm;
+    pub use crate::attention::{AttentionOptions, attention};
+    pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
+    pub use crate::linear_cross_entropy::linear_cross_entropy;
+    pub use crate::policy::Implementation;
+    pub use crate::rms_norm::rms_norm;
+    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope};
+    pub use crate::swiglu::swiglu;
+    pub use crate::swiglu_mlp::swiglu_mlp;
+}

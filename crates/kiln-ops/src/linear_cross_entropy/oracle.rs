@@ -1,0 +1,33 @@
+//! Linear cross-entropy in float64.
+
+use crate::cross_entropy::oracle as cross_entropy;
+use crate::oracle::matmul;
+
+/// The mean loss; sizes are `[M, D, V]`.
+pub fn forward(
+    x: &[f64],
+    weight: &[f64],
+    targets: &[i64],
+    [rows, width, classes]: [usize; 3],
+    ignore_index: i64,
+) -> f64 {
+    let logits = matmul(x, weight, rows, width, classes, false, false);
+    cross_entropy::forward(&logits, targets, classes, ignore_index)
+}
+
+/// dx and dweight for the cotangent `dloss`.
+pub fn backward(
+    x: &[f64],
+    weight: &[f64],
+    targets: &[i64],
+    [rows, width, classes]: [usize; 3],
+    ignore_index: i64,
+    dloss: f64,
+) -> (Vec<f64>, Vec<f64>) {
+    let logits = matmul(x, weight, rows, width, classes, false, false);
+    let grad = cross_entropy::backward(&logits, targets, classes, ignore_index, dloss);
+    (
+        matmul(&grad, weight, rows, classes, width, false, true),
+        matmul(x, &grad, width, rows, classes, true, false),
+    )
+}

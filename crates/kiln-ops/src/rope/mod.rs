@@ -1,0 +1,171 @@
+//! Rotary position embedding: pairs of channels turned by an angle that grows with the position.
+//!
+//! Source: Su et al., RoFormer, 2021 (arXiv 2104.09864). For position t and pair k the angle is
+//! (t + offset) · base^(−2k/D), and
+//!
+//! * y1 = x1·cos + x2·sin
+//! * y2 = −x1·sin + x2·cos
+//!
+//! where (x1, x2) are the two halves of D ([`RopeLayout::Half`]) or the channels (2k, 2k+1)
+//! ([`RopeLayout::Interleaved`]). Backward turns the other way: dx1 = dy1·cos − dy2·sin,
+//! dx2 = dy1·sin + dy2·cos.
+//!
+//! Bytes that must move, for n elements of s bytes: 2·n·s forward and as many backward.
+
+#[cfg(feature = "oracle")]
+pub mod oracle;
+pub mod reference;
+
+use crate::check::Check;
+use crate::{OpError, policy};
+use burn::tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+const OP: &str = "rope";
+
+/// Which channels form a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RopeLayout {
+    /// Channel k with channel k + D/2.
+    #[default]
+    Half,
+    /// Channel 2k with channel 2k + 1.
+    Interleaved,
+}
+
+/// Frequencies and layout.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RopeOptions {
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Which channels form a pair.
+    pub layout: RopeLayout,
+    /// Frequencies (1/base)^linspace(0, 1, D/4) for the first D/4 pairs and 0 for the rest.
+    /// [`RopeLayout::Half`] only, D a multiple of 4.
+    pub truncated: bool,
+}
+
+impl Default for RopeOptions {
+    fn default() -> Self {
+        Self { base: 10_000.0, layout: RopeLayout::Half, truncated: false }
+    }
+}
+
+impl RopeOptions {
+    /// The D/2 frequencies of heads of width `head_dim`.
+    pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
+        let pairs = head_dim / 2;
+        if !self.truncated {
+            return (0..pairs).map(|k| self.base.powf(-2.0 * k as f64 / head_dim as f64)).collect();
+        }
+        let turning = head_dim / 4;
+        let last = turning.saturating_sub(1).max(1) as f64;
+        (0..pairs)
+            .map(|k| if k < turning { self.base.powf(-(k as f64) / last) } else { 0.0 })
+            .collect()
+    }
+
+    fn check(&self, head_dim: usize) -> Result<(), OpError> {
+        let check = Check(OP);
+        check.number("base", self.base, self.base > 0.0, "a number above 0")?;
+        let found = head_dim as f64;
+        check.number("head_dim", found, head_dim > 0 && head_dim.is_multiple_of(2), "an even number above 0")?;
+        if self.truncated {
+            let ok = head_dim.is_multiple_of(4);
+            check.number("head_dim", found, ok, "a multiple of 4 (truncated frequencies)")?;
+            if self.layout != RopeLayout::Half {
+                return Err(OpError::Attribute {
+                    op: OP,
+                    attribute: "layout",
+                    found: format!("{:?}", self.layout).to_lowercase(),
+                    expected: "half (truncated frequencies)".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// cos and sin of every position and pair in f32, made once for a model.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    /// `[positions, D/2]`.
+    pub(crate) cos: Tensor<2>,
+    /// `[positions, D/2]`.
+    pub(crate) sin: Tensor<2>,
+    layout: RopeLayout,
+}
+
+impl RopeTable {
+    /// The table of positions 0 to `positions` − 1 for heads of width `head_dim`; angles in f64.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] if `head_dim` is not even or not 0 < `base`, or `truncated` does not fit.
+    pub fn new(
+        positions: usize,
+        head_dim: usize,
+        options: RopeOptions,
+        device: &Device,
+    ) -> Result<Self, OpError> {
+        options.check(head_dim)?;
+        let frequencies = options.frequencies(head_dim);
+        let angles = (0..positions).flat_map(|t| frequencies.iter().map(move |f| t as f64 * f));
+        let (sin, cos): (Vec<f32>, Vec<f32>) =
+            angles.map(|a| (a.sin() as f32, a.cos() as f32)).unzip();
+        let shape = [positions, head_dim / 2];
+        let device = device.clone().inner();
+        let table = |values| Tensor::from_data(TensorData::new(values, shape), &device);
+        Ok(Self { cos: table(cos), sin: table(sin), layout: options.layout })
+    }
+
+    /// Number of positions.
+    pub fn positions(&self) -> usize {
+        self.cos.dims()[0]
+    }
+
+    /// Width of the heads it is for.
+    pub fn head_dim(&self) -> usize {
+        2 * self.cos.dims()[1]
+    }
+
+    /// Which channels form a pair.
+    pub fn layout(&self) -> RopeLayout {
+        self.layout
+    }
+}
+
+/// Turns the heads in `x` by their positions, the first of which is `offset`.
+///
+/// * `x`: `[B, H, T, D]`, f32, bf16 or f16, D even.
+/// * `table`: for heads of width D, with at least `offset` + T positions.
+///
+/// Returns `[B, H, T, D]` in the element type of `x`; arithmetic is f32.
+///
+/// # Errors
+///
+/// [`OpError`] on a shape, element type or device that does not fit, and where a fused kernel was
+/// asked for.
+pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Result<Tensor<4>, OpError> {
+    let check = Check(OP);
+    let dtype = check.float("x", &x)?;
+    let [_, _, length, width] = x.dims();
+    let ok = width == table.head_dim();
+    check.shape("x", &x.dims(), ok, format!("[B, H, T, {}] as the table", table.head_dim()))?;
+    let fits = offset.checked_add(length).is_some_and(|end| end <= table.positions());
+    let last = table.positions().saturating_sub(length);
+    let expected = format!("at most {last} for T = {length} and {} positions", table.positions());
+    check.number("offset", offset as f64, fits, &expected)?;
+    check.device("table", &table.cos.device(), &x.device())?;
+    let call = policy::Call {
+        op: OP,
+        elements: x.shape().num_elements(),
+        dtype,
+        device: &x.device(),
+        has_kernel: false,
+    };
+    policy::fused(&call)?;
+    Ok(reference::rope(x, table, offset))
+}

@@ -1,0 +1,42 @@
+//! SwiGLU, elementwise: y = silu(gate) · up with silu(g) = g · sigmoid(g).
+//!
+//! Source: Shazeer, GLU Variants Improve Transformer, 2020 (arXiv 2002.05202).
+//!
+//! Backward, with s = sigmoid(gate): dgate = dy · up · s · (1 + gate · (1 − s)), dup = dy · gate · s.
+//!
+//! Bytes that must move, for n elements of s bytes: forward 3·n·s, backward 5·n·s.
+
+#[cfg(feature = "oracle")]
+pub mod oracle;
+pub mod reference;
+
+use crate::check::Check;
+use crate::{OpError, policy};
+use burn::tensor::Tensor;
+
+/// silu(gate) · up.
+///
+/// * `gate`, `up`: the same shape, of rank 1 or more, f32, bf16 or f16.
+///
+/// Returns that shape and element type; arithmetic is f32.
+///
+/// # Errors
+///
+/// [`OpError`] on a wrong shape, element type or device, and where a fused kernel was asked for.
+pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D>, OpError> {
+    const OP: &str = "swiglu";
+    let check = Check(OP);
+    let dtype = check.float("gate", &gate)?;
+    check.shape("up", &up.dims(), up.dims() == gate.dims(), format!("{:?}", gate.dims()))?;
+    check.dtype("up", &up, &[dtype])?;
+    check.device("up", &up.device(), &gate.device())?;
+    let call = policy::Call {
+        op: OP,
+        elements: gate.shape().num_elements(),
+        dtype,
+        device: &gate.device(),
+        has_kernel: false,
+    };
+    policy::fused(&call)?;
+    Ok(reference::swiglu(gate, up))
+}

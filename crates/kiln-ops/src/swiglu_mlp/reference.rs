@@ -1,0 +1,19 @@
+//! The SwiGLU MLP in plain Burn operations.
+
+use crate::swiglu::reference::swiglu;
+use burn::tensor::Tensor;
+
+/// [`swiglu_mlp`](super::swiglu_mlp) without its checks.
+pub fn swiglu_mlp<const D: usize>(
+    x: Tensor<D>,
+    w_gate: Tensor<2>,
+    w_up: Tensor<2>,
+    w_down: Tensor<2>,
+) -> Tensor<D> {
+    let shape = x.dims();
+    let width = shape[D - 1];
+    let rows: usize = shape[..D - 1].iter().product();
+    let x = x.reshape([rows, width]);
+    let hidden = swiglu(x.clone().matmul(w_gate), x.matmul(w_up));
+    hidden.matmul(w_down).reshape(shape)
+}

@@ -1,0 +1,42 @@
+//! Optimizers for language models on Burn modules: AdamW with parameter groups and a state that is
+//! saved by parameter path, and clipping by the global gradient norm.
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::{Device, Tensor};
+//! use kiln_optim::prelude::*;
+//!
+//! let device = Device::flex().autodiff();
+//! let mut layer = LinearConfig::new(4, 2).init(&device);
+//! let config = AdamWConfig::new().with_weight_decay(0.1);
+//! let no_decay = below_rank_two(&layer);
+//! let mut optimizer = config.init().with_group(no_decay, config.clone().with_weight_decay(0.0));
+//!
+//! let loss = layer.forward(Tensor::<2>::ones([3, 4], &device)).square().mean();
+//! let grads = GradientsParams::from_grads(loss.backward(), &layer);
+//! let (grads, norm) = clip_global_norm(&layer, grads, 1.0);
+//! layer = optimizer.step(layer, grads, 1e-3);
+//! assert!(norm.into_scalar::<f32>().is_finite());
+//! # }
+//! ```
+//!
+//! Burn's own `ModuleOptimizer` keys its state by random parameter ids and clips tensor by tensor;
+//! a run that is resumed bit for bit needs names, and a language model the global norm. Gradients
+//! are Burn's [`GradientsParams`](burn::optim::GradientsParams), added up over several backward
+//! passes by Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
+
+mod adamw;
+mod clip;
+mod groups;
+
+pub use adamw::{AdamW, AdamWConfig, StateError};
+pub use clip::{clip_global_norm, global_norm};
+pub use groups::below_rank_two;
+
+/// Everything a training loop needs.
+pub mod prelude {
+    pub use crate::{AdamW, AdamWConfig, StateError, below_rank_two, clip_global_norm, global_norm};
+    pub use burn::module::ParamGroup;
+    pub use burn::optim::{GradientsAccumulator, GradientsParams};
+}

@@ -1,0 +1,1 @@
+//! Short programs, one idea each.
