@@ -1,1 +1,15 @@
-//! What Kiln measures and verifies: the registry of operators, their gates, benches and peers.
+//! What Kiln measures and verifies: one registry of operators, and what works on all of them.
+//!
+//! * [`registry`]: an operator's inputs, attributes, outputs, float64 oracle, test cases, bench
+//!   shapes and the bytes and operations it cannot avoid. New operators join by a row.
+//! * [`gate`]: the correctness gate, `kiln verify`.
+//! * [`bench`]: times behind the gate, `kiln bench`.
+//! * [`op_io`]: one operator on tensors from a file, `kiln op`.
+
+pub mod attributes;
+pub mod bench;
+pub mod gate;
+pub mod host;
+pub mod op_io;
+pub mod registry;
+mod rows;

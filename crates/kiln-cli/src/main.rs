@@ -1,2 +1,80 @@
-//! The kiln program.
-fn main() {}
+//! `kiln`: train, generate, data, bench, verify, op.
+//!
+//! Errors are one line on stderr and exit status 2.
+
+mod commands;
+mod panics;
+mod progress;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Train small language models, and measure and verify the operators they are built from.
+#[derive(Parser)]
+#[command(name = "kiln", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a language model as a configuration describes it.
+    Train(commands::train::Args),
+    /// Continue a text with a trained model.
+    Generate(commands::generate::Args),
+    /// Prepare text for training.
+    #[command(subcommand)]
+    Data(commands::data::Command),
+    /// Time operators, behind the correctness gate.
+    Bench(commands::bench::Args),
+    /// Verify operators against float64.
+    Verify(commands::verify::Args),
+    /// Run one operator on tensors from a file.
+    Op(commands::op::Args),
+}
+
+fn main() -> ExitCode {
+    panics::install();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| {
+        tracing_subscriber::EnvFilter::new("kiln=warn,kiln_lm=warn,kiln_ops=warn,kiln_bench=warn")
+    });
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
+    let result = match Cli::parse().command {
+        Command::Train(args) => commands::train::run(args),
+        Command::Generate(args) => commands::generate::run(args),
+        Command::Data(command) => commands::data::run(command),
+        Command::Bench(args) => commands::bench::run(args),
+        Command::Verify(args) => commands::verify::run(args),
+        Command::Op(args) => commands::op::run(args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {}", one_line(&error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The error and its causes on one line.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    let mut last = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Transparent errors say the same as their cause.
+        if text != last && !last.ends_with(&text) {
+            if !line.is_empty() {
+                line.push_str(": ");
+            }
+            line.push_str(&text);
+            last = text;
+        }
+    }
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -27,7 +27,9 @@ impl KvCache {
     /// Appends keys and values and returns all of them.
     pub(crate) fn append(&mut self, k: Tensor<4>, v: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let all = match self.stored.take() {
-            Some((old_k, old_v)) => (Tensor::cat(vec![old_k, k], 2), Tensor::cat(vec![old_v, v], 2)),
+            Some((old_k, old_v)) => {
+                (Tensor::cat(vec![old_k, k], 2), Tensor::cat(vec![old_v, v], 2))
+            }
             None => (k, v),
         };
         self.stored = Some(all.clone());

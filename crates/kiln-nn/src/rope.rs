@@ -96,7 +96,10 @@ impl Module for Rope {
 
 impl ModuleDisplayDefault for Rope {
     fn content(&self, content: Content) -> Option<Content> {
-        content.add("positions", &self.config.positions).add("head_dim", &self.config.head_dim).optional()
+        content
+            .add("positions", &self.config.positions)
+            .add("head_dim", &self.config.head_dim)
+            .optional()
     }
 }
 

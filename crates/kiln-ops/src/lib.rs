@@ -30,6 +30,7 @@ pub mod launch;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod policy;
+mod precision;
 #[cfg(feature = "cube")]
 pub(crate) mod reduce;
 

@@ -224,10 +224,11 @@ impl Load {
         let Some(data) = self.state.remove(name) else {
             return Ok(None);
         };
-        if data.dtype != DType::F32 || data.shape.as_slice() != shape {
+        let (dtype, found) = (data.dtype(), data.shape().as_slice());
+        if dtype != DType::F32 || found != shape {
             return Err(StateError::Mismatch {
                 name: name.to_string(),
-                found: format!("{:?} of shape {:?}", data.dtype, data.shape.as_slice()),
+                found: format!("{dtype:?} of shape {found:?}"),
                 expected: format!("F32 of shape {shape:?}"),
             });
         }

@@ -36,7 +36,9 @@ pub use groups::below_rank_two;
 
 /// Everything a training loop needs.
 pub mod prelude {
-    pub use crate::{AdamW, AdamWConfig, StateError, below_rank_two, clip_global_norm, global_norm};
+    pub use crate::{
+        AdamW, AdamWConfig, StateError, below_rank_two, clip_global_norm, global_norm,
+    };
     pub use burn::module::ParamGroup;
     pub use burn::optim::{GradientsAccumulator, GradientsParams};
 }

@@ -293,5 +293,4 @@ fn span_of(table: &DeTable<'_>, path: &str) -> Option<Range<usize>> {
 }
 
 #[cfg(test)]
-#[path = "load_tests.rs"]
 mod tests;

@@ -66,7 +66,11 @@ impl Config {
         self.check_model(&mut checks);
         self.check_optimizer(&mut checks);
         self.check_train(&mut checks);
-        if checks.violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(checks.violations)) }
+        if checks.violations.is_empty() {
+            Ok(())
+        } else {
+            Err(ConfigError::Invalid(checks.violations))
+        }
     }
 
     fn check_data(&self, to: &mut Checks) {
@@ -74,7 +78,9 @@ impl Config {
         to.check(!data.sources.is_empty(), "data.sources", "[]", "name at least one file");
         let blank = data.sources.iter().any(|source| source.trim().is_empty());
         to.check(!blank, "data.sources", format!("{:?}", data.sources), "hold no empty name");
-        to.number("data.validation", data.validation, "be above 0 and below 1", |v| v > 0.0 && v < 1.0);
+        to.number("data.validation", data.validation, "be above 0 and below 1", |v| {
+            v > 0.0 && v < 1.0
+        });
         to.check(!data.cache.as_os_str().is_empty(), "data.cache", "\"\"", "name a folder");
         match &data.tokenizer {
             TokenizerConfig::Bpe(vocabulary) => {
@@ -82,7 +88,12 @@ impl Config {
                 to.size("data.tokenizer.bpe", *vocabulary, 256);
             }
             TokenizerConfig::File(path) => {
-                to.check(!path.as_os_str().is_empty(), "data.tokenizer.file", "\"\"", "name a file");
+                to.check(
+                    !path.as_os_str().is_empty(),
+                    "data.tokenizer.file",
+                    "\"\"",
+                    "name a file",
+                );
             }
             TokenizerConfig::Byte | TokenizerConfig::Char => {}
         }
@@ -120,7 +131,9 @@ impl Config {
                 format_args!("divide model.heads ({heads}), or be 0 for as many"),
             );
         }
-        to.number("model.dropout", model.dropout, "be 0 or more and below 1", |v| (0.0..1.0).contains(&v));
+        to.number("model.dropout", model.dropout, "be 0 or more and below 1", |v| {
+            (0.0..1.0).contains(&v)
+        });
         to.number("model.rope_base", model.rope_base, "be above 0 and finite", |v| v > 0.0);
         to.number("model.norm_eps", model.norm_eps, "be 0 or more and finite", |v| v >= 0.0);
     }
@@ -144,8 +157,12 @@ impl Config {
             format_args!("be at most train.steps ({})", self.train.steps),
         );
         let ratio = "be from 0 to 1";
-        to.number("schedule.final_ratio", schedule.final_ratio, ratio, |v| (0.0..=1.0).contains(&v));
-        to.number("schedule.decay_share", schedule.decay_share, ratio, |v| (0.0..=1.0).contains(&v));
+        to.number("schedule.final_ratio", schedule.final_ratio, ratio, |v| {
+            (0.0..=1.0).contains(&v)
+        });
+        to.number("schedule.decay_share", schedule.decay_share, ratio, |v| {
+            (0.0..=1.0).contains(&v)
+        });
     }
 
     fn check_train(&self, to: &mut Checks) {
@@ -158,8 +175,12 @@ impl Config {
         to.check(!train.out.as_os_str().is_empty(), "train.out", "\"\"", "name a folder");
 
         let sample = &self.sample;
-        to.number("sample.temperature", sample.temperature, "be 0 or more and finite", |v| v >= 0.0);
-        to.number("sample.top_p", sample.top_p, "be above 0 and at most 1", |v| v > 0.0 && v <= 1.0);
+        to.number("sample.temperature", sample.temperature, "be 0 or more and finite", |v| {
+            v >= 0.0
+        });
+        to.number("sample.top_p", sample.top_p, "be above 0 and at most 1", |v| {
+            v > 0.0 && v <= 1.0
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! Preparing a data set on first use: read, split, tokenize, write, and reuse while nothing changes.
+//! Preparing a data set on first use: read, split, tokenize, write; reuse while nothing changes.
 
 use super::dataset::{Dataset, META, Meta, TOKENIZER, TRAIN, VALIDATION, VERSION};
 use super::error::DataError;

@@ -113,11 +113,9 @@ impl TokenShard {
     pub(super) fn tokens(&self, start: usize, len: usize) -> impl Iterator<Item = u32> + '_ {
         let width = self.width as usize;
         let bytes = &self.map[HEADER..][start * width..(start + len) * width];
-        bytes.chunks_exact(width).map(move |token| match token {
-            [a, b] => u16::from_le_bytes([*a, *b]).into(),
-            [a, b, c, d] => u32::from_le_bytes([*a, *b, *c, *d]),
-            _ => unreachable!("a token has two or four bytes"),
-        })
+        let little_endian =
+            |token: &[u8]| token.iter().rev().fold(0, |t, &b| t << 8 | u32::from(b));
+        bytes.chunks_exact(width).map(little_endian)
     }
 
     /// How often each of `vocab_size` tokens occurs.

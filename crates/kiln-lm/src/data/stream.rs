@@ -50,7 +50,7 @@ impl<'a> StreamDecoder<'a> {
             let invalid = chunk.invalid();
             // No `error_len`: these bytes start a character that the next ones may complete. Only
             // the last chunk can be such a one.
-            let wrong = |error: str::Utf8Error| error.error_len().is_some();
+            let wrong = |error: std::str::Utf8Error| error.error_len().is_some();
             let at_end = used + invalid.len() == self.bytes.len();
             if !at_end || str::from_utf8(invalid).is_err_and(wrong) {
                 text.push(char::REPLACEMENT_CHARACTER);

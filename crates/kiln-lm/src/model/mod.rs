@@ -12,10 +12,12 @@ mod initial;
 pub use block::Block;
 
 use crate::config::{ModelConfig, Precision};
+use crate::tensors::{self, TensorsError};
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_nn::prelude::*;
+use std::collections::BTreeMap;
 
 /// Prefix of the parameters of the token embedding, which weight decay spares.
 pub const EMBEDDING: &str = "embedding";
@@ -44,20 +46,39 @@ impl ModelConfig {
     ///
     /// The configuration is one that [`Config::validate`](crate::config::Config::validate) accepts.
     pub fn init(&self, vocab_size: usize, seed: u64, device: &Device) -> Transformer {
-        let zeros = Initializer::Zeros; // replaced below
+        initial::initialize(self.skeleton(vocab_size, device), self.layers, seed)
+    }
+
+    /// A model with saved parameters, as [`tensors::parameters`] names them; `what` names their
+    /// file in errors.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorsError`] if they do not fit the configuration.
+    pub fn restore(
+        &self,
+        vocab_size: usize,
+        what: &'static str,
+        parameters: BTreeMap<String, TensorData>,
+        device: &Device,
+    ) -> Result<Transformer, TensorsError> {
+        tensors::with_parameters(what, self.skeleton(vocab_size, device), parameters)
+    }
+
+    /// The layers, with parameters that have no value yet.
+    fn skeleton(&self, vocab_size: usize, device: &Device) -> Transformer {
+        let zeros = Initializer::Zeros;
         let head = LinearConfig::new(self.width, vocab_size).with_initializer(zeros.clone());
-        let model = Transformer {
-            embedding: EmbeddingConfig::new(vocab_size, self.width)
-                .with_initializer(zeros)
-                .init(device),
+        let embedding = EmbeddingConfig::new(vocab_size, self.width).with_initializer(zeros);
+        Transformer {
+            embedding: embedding.init(device),
             blocks: (0..self.layers).map(|_| Block::new(self, device)).collect(),
             norm: RmsNormConfig::new(self.width).with_eps(self.norm_eps).init(device),
             head: (!self.tied_embeddings).then(|| head.init(device)),
             dropout: DropoutConfig::new(self.dropout).init(),
             context: self.context,
             dtype: DType::F32,
-        };
-        initial::initialize(model, self.layers, seed)
+        }
     }
 }
 
@@ -154,5 +175,5 @@ impl Transformer {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "flex"))]
 mod tests;

@@ -12,7 +12,7 @@ fn tokens(values: &[i32], device: &Device) -> Tensor<2, Int> {
 }
 
 fn data(t: Tensor<3>) -> Vec<f32> {
-    t.into_data().to_vec().unwrap()
+    t.into_data().iter::<f32>().collect()
 }
 
 #[test]
@@ -44,10 +44,15 @@ fn the_loss_is_the_cross_entropy_of_the_logits() {
         let model = ModelConfig { tied_embeddings, ..config() }.init(50, 1, &device);
         let (x, targets) = ([1, 2, 3], [2, 3, 49]);
         let logits = data(model.forward(tokens(&x, &device)));
-        let expected: f64 = targets.iter().zip(logits.chunks(50)).map(|(target, row)| {
-            let sum: f64 = row.iter().map(|x| (*x as f64).exp()).sum();
-            sum.ln() - row[*target as usize] as f64
-        }).sum::<f64>() / 3.0;
+        let expected: f64 = targets
+            .iter()
+            .zip(logits.chunks(50))
+            .map(|(target, row)| {
+                let sum: f64 = row.iter().map(|x| (*x as f64).exp()).sum();
+                sum.ln() - row[*target as usize] as f64
+            })
+            .sum::<f64>()
+            / 3.0;
         let loss = model.loss(tokens(&x, &device), tokens(&targets, &device));
         let loss: f64 = loss.into_scalar();
         assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
@@ -65,7 +70,7 @@ fn the_cache_changes_nothing() {
     let mut cache = model.empty_cache();
     for (start, end) in [(0, 3), (3, 4), (4, 5), (5, 7)] {
         let last = model.forward_cached(tokens(&x[start..end], &device), &mut cache);
-        let last: Vec<f32> = last.into_data().to_vec().unwrap();
+        let last: Vec<f32> = last.into_data().iter::<f32>().collect();
         let expected = &all[(end - 1) * 50..end * 50];
         let close = last.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5);
         assert!(close && cache.iter().all(|c| c.len() == end), "{last:?} {expected:?}");

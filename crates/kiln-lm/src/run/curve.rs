@@ -2,7 +2,7 @@
 
 use super::disk::{DiskError, replace_file};
 use super::metrics::{Kind, Record};
-use super::series::{Point, Series, smoothed, thinned};
+use super::series::{LARGEST, Point, Series, smoothed, thinned};
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -73,7 +73,7 @@ impl Picture {
             training: Series::losses(records, Kind::Train),
             validation: Series::losses(records, Kind::Validation),
             baseline: baseline
-                .filter(|(_, loss)| loss.is_finite())
+                .filter(|(_, loss)| loss.abs() <= LARGEST)
                 .map(|(name, loss)| (plain(name), loss)),
         }
     }
@@ -128,7 +128,7 @@ impl Picture {
             chart.draw_series(DashedLineSeries::new(ends, 12, 10, MUTED.stroke_width(3)))?;
         }
         for part in self.training.parts() {
-            let raw = TRAINING.mix(0.28).stroke_width(2);
+            let raw = TRAINING.mix(0.35).stroke_width(2);
             chart.draw_series(LineSeries::new(thinned(part, POINTS), raw))?;
         }
         for part in self.training.parts() {
@@ -136,12 +136,14 @@ impl Picture {
             chart.draw_series(LineSeries::new(line, TRAINING.stroke_width(4)))?;
         }
         for part in self.validation.parts() {
-            chart.draw_series(LineSeries::new(thinned(part, POINTS), VALIDATION.stroke_width(4)))?;
+            chart
+                .draw_series(LineSeries::new(thinned(part, POINTS), VALIDATION.stroke_width(4)))?;
         }
         // Markers only where they do not run into one another, and for points without a line.
         let lone = |part: &&[Point]| part.len() == 1;
         let dots = self.validation.parts().filter(|part| self.validation.len() <= 60 || lone(part));
-        let dot = |size: i32, color: RGBColor| move |at: &Point| Circle::new(*at, size, color.filled());
+        let dot =
+            |size: i32, color: RGBColor| move |at: &Point| Circle::new(*at, size, color.filled());
         chart.draw_series(dots.flatten().map(dot(7, VALIDATION)))?;
         chart.draw_series(self.training.parts().filter(lone).flatten().map(dot(6, TRAINING)))?;
         Ok(())
@@ -151,11 +153,15 @@ impl Picture {
     fn legend(&self, root: &Area<'_>) -> Result<(), PlotError<'static>> {
         let mut entries = Vec::new();
         if let Some((_, last)) = self.training.last() {
-            entries.push((TRAINING, false, format!("training, now {last:.3}")));
+            entries.push((TRAINING, false, format!("training, last {last:.3}")));
         }
         if let Some((_, last)) = self.validation.last() {
             let best = self.validation.lowest().map_or(last, |(_, best)| best);
-            entries.push((VALIDATION, false, format!("validation, now {last:.3}, best {best:.3}")));
+            entries.push((
+                VALIDATION,
+                false,
+                format!("validation, last {last:.3}, best {best:.3}"),
+            ));
         }
         if let Some((name, loss)) = &self.baseline {
             entries.push((MUTED, true, format!("{name} {loss:.3}")));
@@ -179,12 +185,14 @@ impl Picture {
     /// Ranges of the axes: all that is drawn and a little air.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
         let points = || [&self.training, &self.validation].into_iter().flat_map(Series::points);
-        let losses = points().map(|(_, loss)| loss).chain(self.baseline.iter().map(|(_, loss)| *loss));
+        let losses =
+            points().map(|(_, loss)| loss).chain(self.baseline.iter().map(|(_, loss)| *loss));
         let (low, high) = extent(losses).unwrap_or((0.0, 1.0));
         let air = (0.06 * (high - low)).max(1e-3 * high.abs()).max(1e-6);
         let (first, last) = extent(points().map(|(step, _)| step)).unwrap_or((0.0, 1.0));
         let start = if first <= 0.1 * last { 0.0 } else { first };
-        let end = if last > start { last } else { start + 1.0 };
+        // Fewer than ten steps would have labels between the steps.
+        let end = last.max(start + 10.0);
         // A loss is not negative: no axis below 0 that only comes from the air.
         let bottom = if low >= 0.0 { (low - air).max(0.0) } else { low - air };
         (start..end, bottom..high + air)
@@ -264,10 +272,12 @@ mod tests {
     #[test]
     fn a_run_has_its_curves_axes_and_legend() {
         let svg = svg(&run(2000), Some(("unigram", 3.31)));
-        for text in ["step\n", "loss (nats per token)\n", "unigram 3.310\n", "2,000\n", "training, now "] {
+        for text in
+            ["step\n", "loss (nats per token)\n", "unigram 3.310\n", "2,000\n", "training, last "]
+        {
             assert!(svg.contains(text), "{text}");
         }
-        assert!(svg.contains("validation, now 1.554, best 1.554\n"));
+        assert!(svg.contains("validation, last 1.554, best 1.554\n"));
         // Eleven evaluations, no lone training point.
         assert_eq!(svg.matches("<circle").count(), 11);
     }

@@ -136,14 +136,17 @@ impl RunDir {
     }
 
     /// Starts an event file; see [`EventWriter::create`].
-    pub fn open_tensorboard(&self, resume_from_step: Option<u64>) -> Result<EventWriter, DiskError> {
+    pub fn open_tensorboard(
+        &self,
+        resume_from_step: Option<u64>,
+    ) -> Result<EventWriter, DiskError> {
         EventWriter::create(&self.tensorboard(), resume_from_step)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, Record, read};
+    use super::super::{Kind, Record, curve, metrics};
     use super::*;
     use std::fs;
 
@@ -198,8 +201,8 @@ mod tests {
         run.open_tensorboard(None).expect("opened").log(&record).expect("logged");
         run.open_checkpoints(1).expect("opened").save(1, &[("a", b"x")], None).expect("saved");
         run.save_file(&run.tokenizer(), b"{}").expect("saved");
-        let records = read(&run.metrics()).expect("read");
-        super::super::draw(&records, &run.curve(), "run", None).expect("drawn");
+        let records = metrics::read(&run.metrics()).expect("read");
+        curve::draw(&records, &run.curve(), "run", None).expect("drawn");
         let mut names: Vec<String> = fs::read_dir(folder.path())
             .expect("listed")
             .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
@@ -207,7 +210,14 @@ mod tests {
         names.sort();
         assert_eq!(
             names,
-            ["checkpoints", "config.toml", "loss.svg", "metrics.jsonl", "tensorboard", "tokenizer.json"]
+            [
+                "checkpoints",
+                "config.toml",
+                "loss.svg",
+                "metrics.jsonl",
+                "tensorboard",
+                "tokenizer.json"
+            ]
         );
     }
 }

@@ -138,7 +138,9 @@ impl Manifest {
 
         let path = folder.join(MANIFEST);
         let text = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Damage::NoManifest),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Damage::NoManifest);
+            }
             read => named(read, "read", &path)?,
         };
         let bad = |error: serde_json::Error| Damage::BadManifest(error.to_string());

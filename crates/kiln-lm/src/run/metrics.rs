@@ -344,10 +344,18 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(METRICS);
         let good = r#"{"step":1,"kind":"train","loss":2}"#;
-        for bad in ["{\"step\":", "[]", r#"{"step":1,"kind":"test"}"#, r#"{"step":1,"kind":"train","loss":"low"}"#] {
+        for bad in [
+            "{\"step\":",
+            "[]",
+            r#"{"step":1,"kind":"test"}"#,
+            r#"{"step":1,"kind":"train","loss":"low"}"#,
+        ] {
             fs::write(&path, format!("{good}\n{bad}\n{good}\n")).expect("written");
             let line = read(&path).expect_err(bad).to_string();
-            assert!(line.starts_with(&format!("{}:2: expected a record", path.display())), "{line}");
+            assert!(
+                line.starts_with(&format!("{}:2: expected a record", path.display())),
+                "{line}"
+            );
             assert!(MetricsLog::open(folder.path(), Some(5)).is_err(), "{bad}");
         }
         assert!(fs::read_to_string(&path).expect("text").contains("low"), "nothing is lost");

@@ -1,18 +1,18 @@
 //! The folder of a training run: configuration, tokenizer, metrics, loss curve and checkpoints.
 
 mod checkpoint;
-mod curve;
+pub mod curve;
 mod disk;
 mod folder;
 mod manifest;
-mod metrics;
+pub mod metrics;
 mod series;
 mod tensorboard;
 
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointStore, Latest, Rejected};
-pub use curve::{CurveError, draw};
+pub use curve::CurveError;
 pub use disk::DiskError;
 pub use folder::{RunDir, RunDirError};
 pub use manifest::Damage;
-pub use metrics::{Kind, MetricsError, MetricsLog, Record, read};
+pub use metrics::{Kind, MetricsError, MetricsLog, Record};
 pub use tensorboard::EventWriter;

@@ -186,8 +186,11 @@ mod tests {
     #[test]
     fn the_first_frame_is_the_one_tensorflow_writes() {
         // The 24 bytes of the version record are the same in every file but for the time.
-        let event =
-            Event { wall_time: 1.5, step: 0, what: Some(What::FileVersion("brain.Event:2".into())) };
+        let event = Event {
+            wall_time: 1.5,
+            step: 0,
+            what: Some(What::FileVersion("brain.Event:2".into())),
+        };
         let bytes = frame(&event.encode_to_vec());
         assert_eq!(&bytes[..8], 24u64.to_le_bytes());
         // Checksum of the length 24, as at the start of any event file.

@@ -9,6 +9,8 @@
 //! Bytes that must move, for M rows of D elements of s bytes: forward 4·M·D·s (x and residual in,
 //! sum and y out), backward 4·M·D·s (sum, dy and dsum in, one gradient out that both inputs share).
 
+#[cfg(feature = "cube")]
+pub mod backend;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -49,8 +51,11 @@ pub fn add_rms_norm<const D: usize>(
         elements: x.shape().num_elements(),
         dtype: x.dtype(),
         device: &x.device(),
-        has_kernel: false,
+        has_kernel: true,
     };
-    policy::fused(&call)?;
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(backend::fused(x, residual, weight, eps));
+    }
     Ok(reference::add_rms_norm(x, residual, weight, eps))
 }

@@ -1,6 +1,7 @@
 //! Attention in plain Burn operations; the T×S scores are stored.
 
 use super::AttentionOptions;
+use crate::precision::matmul;
 use burn::tensor::{Bool, DType, Tensor};
 
 /// [`attention`](super::attention) without its checks.
@@ -13,7 +14,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 
     // The queries of one key head stand below each other, so that no key is repeated.
     let q = q.reshape([batch, kv_heads, group * queries, width]);
-    let scores = q.matmul(k.swap_dims(2, 3)).cast(DType::F32).mul_scalar(scale);
+    let scores = matmul(q, k.swap_dims(2, 3)).cast(DType::F32).mul_scalar(scale);
     let mut scores = scores.reshape([batch * kv_heads, group, queries, keys]);
     let mut blind = 0;
     if options.causal {
@@ -29,7 +30,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     let weights = weights.exp();
     let weights = weights.clone() / weights.sum_dim(3);
     let weights = weights.cast(dtype).reshape([batch, kv_heads, group * queries, keys]);
-    let out = weights.matmul(v).reshape([batch, heads, queries, width]);
+    let out = matmul(weights, v).reshape([batch, heads, queries, width]);
     if blind == 0 {
         return out;
     }

@@ -1,6 +1,7 @@
 //! Linear cross-entropy in plain Burn operations, in chunks of rows.
 
 use crate::cross_entropy::reference::sum_and_count;
+use crate::precision::matmul;
 use burn::tensor::{Int, Tensor};
 
 /// Rows whose logits stand in memory at once.
@@ -16,7 +17,7 @@ pub fn linear_cross_entropy(
     let rows = x.dims()[0];
     let chunk = |start: usize| {
         let length = CHUNK.min(rows - start);
-        let logits = x.clone().narrow(0, start, length).matmul(weight.clone());
+        let logits = matmul(x.clone().narrow(0, start, length), weight.clone());
         sum_and_count(logits, targets.clone().narrow(0, start, length), ignore_index)
     };
     let (sum, count) = (0..rows)

@@ -1,4 +1,10 @@
-//! Sums over the units that share a row, in a fixed order.
+//! Sums in a fixed order: over the units that share a row, and over rows.
+
+mod columns;
+mod rows;
+
+pub(crate) use columns::column_sum;
+pub(crate) use rows::RowPlan;
 
 use cubecl::prelude::*;
 

@@ -57,7 +57,7 @@ fn gradients(_dy: &TensorSpec, x: &TensorSpec, weight: &TensorSpec, _eps: &f64) 
 
 impl RmsNormOps for CubeBackend {
     fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        kernel::forward(x, weight, eps)
+        kernel::forward("rms_norm", x, None, weight, eps).0
     }
 }
 
@@ -68,7 +68,7 @@ impl RmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match kernel::backward(dy, x, weight, eps, Wanted { x: true, weight: true }) {
+        match kernel::backward("rms_norm", dy, None, x, weight, eps, Wanted { x: true, weight: true }) {
             (Some(dx), Some(dw)) => (dx, dw),
             _ => unreachable!("both are wanted"),
         }
@@ -80,7 +80,7 @@ impl RmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        let (dx, _) = kernel::backward(dy, x, weight, eps, Wanted { x: true, weight: false });
+        let (dx, _) = kernel::backward("rms_norm", dy, None, x, weight, eps, Wanted { x: true, weight: false });
         dx.expect("dx is wanted")
     }
 
@@ -90,7 +90,7 @@ impl RmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        let (_, dw) = kernel::backward(dy, x, weight, eps, Wanted { x: false, weight: true });
+        let (_, dw) = kernel::backward("rms_norm", dy, None, x, weight, eps, Wanted { x: false, weight: true });
         dw.expect("dweight is wanted")
     }
 }

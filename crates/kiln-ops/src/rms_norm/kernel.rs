@@ -1,4 +1,4 @@
-//! RMSNorm kernels.
+//! RMSNorm kernels, with or without a sum in front.
 //!
 //! Forward: one row for a group of units, which hold it in registers between the sum and the
 //! scaling, so that memory is read once. Backward: a fixed number of cubes walk over the rows; x
@@ -9,56 +9,43 @@
 //! Rows too wide for registers are read twice (the second time mostly from L2).
 
 use crate::launch::{self, Rows};
-use crate::reduce::{RowUnits, row_sum, vector_sum};
+use crate::reduce::{RowPlan, column_sum, row_sum, vector_sum};
+use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// How a row is spread over units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Plan {
-    row: RowUnits,
-    /// Vectors of a row for each unit, rounded up.
-    chunks: usize,
-    /// Whether they are held in registers.
-    resident: bool,
-    /// Whether the units divide the row evenly.
-    even: bool,
-}
-
-impl Plan {
-    /// `chunks` vectors a unit at best, up to `most` in registers if the units run out.
-    fn new(client: &Client, vectors: usize, chunks: usize, most: usize) -> Self {
-        let widest = client.properties().hardware.max_units_per_cube.min(1024);
-        let plane = launch::plane_size(client);
-        let wanted = (vectors.div_ceil(chunks).next_power_of_two() as u32).min(widest);
-        let units = if plane > 1 { wanted.max(plane.min(8)) } else { wanted };
-        // Cubes of at least 128 units: four planes hide each other's latency.
-        let rows = (128 / units).max(1);
-        let chunks = vectors.div_ceil(units as usize);
-        Self {
-            row: RowUnits { units, rows, plane },
-            chunks,
-            resident: chunks <= most,
-            even: vectors.is_multiple_of(units as usize),
-        }
+/// The element at `i` of a row of x, or of x + residual as the element type rounds it.
+#[cube]
+fn load<E: Float, N: Size>(
+    x: &[Vector<E, N>],
+    residual: &[Vector<E, N>],
+    x_at: usize,
+    residual_at: usize,
+    #[comptime] add: bool,
+) -> Vector<E, N> {
+    let mut value = x[x_at];
+    if comptime!(add) {
+        let sum = Vector::<f32, N>::cast_from(value) + Vector::<f32, N>::cast_from(residual[residual_at]);
+        value = Vector::cast_from(sum);
     }
-
-    fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.row.units, self.row.rows)
-    }
+    value
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<E: Float, W: Float, N: Size>(
     x: &[Vector<E, N>],
+    residual: &[Vector<E, N>],
     weight: &[Vector<W, N>],
     y: &mut [Vector<E, N>],
+    sum: &mut [Vector<E, N>],
     rows: usize,
     vectors: usize,
-    stride: usize,
+    x_stride: usize,
+    residual_stride: usize,
     eps: f32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: RowPlan,
+    #[comptime] add: bool,
     #[define(E, W)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(plan.row.units as usize);
@@ -75,20 +62,21 @@ fn forward_kernel<E: Float, W: Float, N: Size>(
         for c in 0..comptime!(plan.chunks) {
             let i = unit + c * units;
             if comptime!(plan.even) || i < vectors {
-                held[c] = x[row * stride + i];
+                held[c] = load::<E, N>(x, residual, row * x_stride + i, row * residual_stride + i, add);
                 let v = Vector::<f32, N>::cast_from(held[c]);
                 squares += v * v;
             }
         }
     } else {
         for i in range_stepped(unit, vectors, units) {
-            let v = Vector::<f32, N>::cast_from(x[row * stride + i]);
+            let value = load::<E, N>(x, residual, row * x_stride + i, row * residual_stride + i, add);
+            let v = Vector::<f32, N>::cast_from(value);
             squares += v * v;
         }
     }
     let width = f32::cast_from((vectors * N::value()) as u32);
-    let sum = row_sum(vector_sum::<N>(squares), &mut shared, plan.row);
-    let r = Vector::<f32, N>::new(f32::inverse_sqrt(sum / width + eps));
+    let total = row_sum(vector_sum::<N>(squares), &mut shared, plan.row);
+    let r = Vector::<f32, N>::new(f32::inverse_sqrt(total / width + eps));
 
     if at < rows {
         if comptime!(plan.resident) {
@@ -98,60 +86,86 @@ fn forward_kernel<E: Float, W: Float, N: Size>(
                 if comptime!(plan.even) || i < vectors {
                     let v = Vector::<f32, N>::cast_from(held[c]);
                     let w = Vector::<f32, N>::cast_from(weight[i]);
+                    if comptime!(add) {
+                        sum[row * vectors + i] = held[c];
+                    }
                     y[row * vectors + i] = Vector::cast_from(v * r * w);
                 }
             }
         } else {
             for i in range_stepped(unit, vectors, units) {
-                let v = Vector::<f32, N>::cast_from(x[row * stride + i]);
+                let value = load::<E, N>(x, residual, row * x_stride + i, row * residual_stride + i, add);
+                let v = Vector::<f32, N>::cast_from(value);
                 let w = Vector::<f32, N>::cast_from(weight[i]);
+                if comptime!(add) {
+                    sum[row * vectors + i] = value;
+                }
                 y[row * vectors + i] = Vector::cast_from(v * r * w);
             }
         }
     }
 }
 
-/// y, contiguous.
-pub(crate) fn forward(x: CubeTensor, weight: CubeTensor, eps: f64) -> CubeTensor {
+/// y, and x + residual if there is a residual; contiguous.
+pub(crate) fn forward(
+    op: &'static str,
+    x: CubeTensor,
+    residual: Option<CubeTensor>,
+    weight: CubeTensor,
+    eps: f64,
+) -> (CubeTensor, Option<CubeTensor>) {
     let shape = x.meta.shape().clone();
-    let y = launch::output(&x, "rms_norm", "y", shape.clone(), x.dtype);
+    let y = launch::output(&x, op, "y", shape.clone(), x.dtype);
+    let sum = residual.is_some().then(|| launch::output(&x, op, "sum", shape.clone(), x.dtype));
     if shape.num_elements() == 0 {
-        return y;
+        return (y, sum);
     }
-    let (x, weight) = (Rows::new(x), Rows::new(weight));
+    let (x, weight, residual) = (Rows::new(x), Rows::new(weight), residual.map(Rows::new));
     let client = x.tensor.client.clone();
-    let size = launch::vector_size(&client, x.tensor.dtype, &[&x, &weight]);
+    let size = match &residual {
+        Some(residual) => launch::vector_size(&client, x.tensor.dtype, &[&x, residual, &weight]),
+        None => launch::vector_size(&client, x.tensor.dtype, &[&x, &weight]),
+    };
     let vectors = x.width / size;
-    let plan = Plan::new(&client, vectors, 4, 8);
-    let cubes = x.rows.div_ceil(plan.row.rows as usize);
-    // SAFETY: every index is below rows · stride or rows · vectors, which the tensors hold.
+    let plan = RowPlan::new(&client, vectors, 4, 8);
+    let elements = shape.num_elements();
+    let add = residual.is_some();
+    let residual_stride = residual.as_ref().map_or(0, |residual| residual.stride / size);
+    let address = launch::address_type(&[&x.tensor, &y, residual.as_ref().map_or(&y, |r| &r.tensor)]);
+    // SAFETY: every index is below rows · stride or rows · vectors, which the tensors hold; without
+    // a residual the buffers that stand in for it and the sum are not touched.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
-            launch::grid(&client, cubes),
+            launch::grid(&client, x.rows.div_ceil(plan.row.rows as usize)),
             plan.cube_dim(),
-            launch::address_type(&[&x.tensor, &y]),
+            address,
             size,
             x.tensor.clone().into_buffer_arg(),
+            residual.map_or_else(|| BufferArg::alias(0, elements), |r| r.tensor.into_buffer_arg()),
             weight.tensor.clone().into_buffer_arg(),
             y.clone().into_buffer_arg(),
+            // Positions count the buffers that are bound: x, weight, y.
+            sum.clone().map_or_else(|| BufferArg::alias(2, elements), CubeTensor::into_buffer_arg),
             x.rows,
             vectors,
             x.stride / size,
+            residual_stride,
             eps as f32,
             plan,
-            [x.tensor.dtype, weight.tensor.dtype].map(burn::backend::cubecl::dtype_to_elem_type),
+            add,
+            [x.tensor.dtype, weight.tensor.dtype].map(dtype_to_elem_type),
         );
     }
-    y
+    (y, sum)
 }
 
-/// Which gradients a backward launch makes.
+/// What a backward launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wanted {
-    /// dx.
+    /// Make dx.
     pub(crate) x: bool,
-    /// dweight.
+    /// Make dweight.
     pub(crate) weight: bool,
 }
 
@@ -159,6 +173,7 @@ pub(crate) struct Wanted {
 fn backward_kernel<E: Float, W: Float, N: Size>(
     x: &[Vector<E, N>],
     dy: &[Vector<E, N>],
+    dsum: &[Vector<E, N>],
     weight: &[Vector<W, N>],
     dx: &mut [Vector<E, N>],
     partial: &mut [Vector<f32, N>],
@@ -166,9 +181,11 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     vectors: usize,
     x_stride: usize,
     dy_stride: usize,
+    dsum_stride: usize,
     eps: f32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: RowPlan,
     #[comptime] wanted: Wanted,
+    #[comptime] add: bool,
     #[define(E, W)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(plan.row.units as usize);
@@ -227,11 +244,7 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
 
         // Sums alternate between two parts of shared memory: one barrier a sum is enough.
         let base = turn * comptime!(2 * part);
-        let squares = row_sum(
-            vector_sum::<N>(squares),
-            &mut shared[base..base + part],
-            plan.row,
-        );
+        let squares = row_sum(vector_sum::<N>(squares), &mut shared[base..base + part], plan.row);
         let scale = f32::inverse_sqrt(squares / width + eps);
         let r = Vector::<f32, N>::new(scale);
         let mut back = Vector::<f32, N>::new(0.0f32);
@@ -255,7 +268,11 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
                         let g = Vector::<f32, N>::cast_from(dy_held[c]);
                         if comptime!(wanted.x) {
                             let w = Vector::<f32, N>::cast_from(weight[i]);
-                            dx[row * vectors + i] = Vector::cast_from(r * w * g - back * v);
+                            let mut d = r * w * g - back * v;
+                            if comptime!(add) {
+                                d += Vector::<f32, N>::cast_from(dsum[row * dsum_stride + i]);
+                            }
+                            dx[row * vectors + i] = Vector::cast_from(d);
                         }
                         if comptime!(wanted.weight) {
                             dw[c] += r * v * g;
@@ -268,7 +285,11 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
                     let g = Vector::<f32, N>::cast_from(dy[row * dy_stride + i]);
                     if comptime!(wanted.x) {
                         let w = Vector::<f32, N>::cast_from(weight[i]);
-                        dx[row * vectors + i] = Vector::cast_from(r * w * g - back * v);
+                        let mut d = r * w * g - back * v;
+                        if comptime!(add) {
+                            d += Vector::<f32, N>::cast_from(dsum[row * dsum_stride + i]);
+                        }
+                        dx[row * vectors + i] = Vector::cast_from(d);
                     }
                     if comptime!(wanted.weight) {
                         // A unit adds only to columns of its own in the partial sums of its cube.
@@ -321,47 +342,16 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     }
 }
 
-/// Units of a column group and groups of rows in the kernel that adds the partial sums.
-const COLUMNS: u32 = 32;
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn column_sum_kernel<W: Float>(
-    partial: &[f32],
-    out: &mut [W],
-    rows: usize,
-    width: usize,
-    #[comptime] groups: u32,
-    #[define(W)] _dtype: ElemType,
-) {
-    let column = CUBE_POS as usize * comptime!(COLUMNS as usize) + UNIT_POS_X as usize;
-    let mut shared = Shared::<[f32]>::new_slice(comptime!((COLUMNS * groups) as usize));
-    let mut sum = 0.0f32;
-    if column < width {
-        for row in range_stepped(UNIT_POS_Y as usize, rows, comptime!(groups as usize)) {
-            sum += partial[row * width + column];
-        }
-    }
-    shared[UNIT_POS as usize] = sum;
-    sync_cube();
-    if UNIT_POS_Y == 0 && column < width {
-        let mut total = shared[UNIT_POS_X as usize];
-        #[unroll]
-        for group in 1..groups {
-            total += shared[(group * COLUMNS) as usize + UNIT_POS_X as usize];
-        }
-        out[column] = W::cast_from(total);
-    }
-}
-
-/// dx and dweight, those that are wanted; contiguous.
+/// dx (plus `dsum`, if it is given) and dweight, those that are wanted; contiguous.
 pub(crate) fn backward(
+    op: &'static str,
     dy: CubeTensor,
+    dsum: Option<CubeTensor>,
     x: CubeTensor,
     weight: CubeTensor,
     eps: f64,
     wanted: Wanted,
 ) -> (Option<CubeTensor>, Option<CubeTensor>) {
-    const OP: &str = "rms_norm";
     let shape = x.meta.shape().clone();
     let weight_shape = weight.meta.shape().clone();
     if shape.num_elements() == 0 {
@@ -369,34 +359,45 @@ pub(crate) fn backward(
         let dw = wanted.weight.then(|| launch::zeros(&x, weight_shape, weight.dtype));
         return (dx, dw);
     }
-    let dx = wanted.x.then(|| launch::output(&x, OP, "grad.x", shape, x.dtype));
-    let (x, dy, weight) = (Rows::new(x), Rows::new(dy), Rows::new(weight));
+    let dx = wanted.x.then(|| launch::output(&x, op, "grad.x", shape.clone(), x.dtype));
+    let (x, dy, weight, dsum) = (Rows::new(x), Rows::new(dy), Rows::new(weight), dsum.map(Rows::new));
     let client = x.tensor.client.clone();
-    let size = launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, &weight]);
+    let size = match &dsum {
+        Some(dsum) => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, dsum, &weight]),
+        None => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, &weight]),
+    };
     let vectors = x.width / size;
-    let plan = Plan::new(&client, vectors, 2, 4);
+    let plan = RowPlan::new(&client, vectors, 2, 4);
     let groups = x.rows.div_ceil(plan.row.rows as usize);
     // Enough cubes to fill the GPU a few times over, few enough for short partial sums.
-    let filled = launch::multiprocessors(&client) * (2048 / plan.cube_dim().num_elems() as usize).clamp(1, 8);
+    let resident_cubes = (2048 / plan.cube_dim().num_elems() as usize).clamp(1, 8);
+    let filled = launch::multiprocessors(&client) * resident_cubes;
     let cubes = if wanted.weight { groups.min(filled) } else { groups };
     let partial = if wanted.weight {
         let shape = Shape::new([cubes, x.width]);
-        launch::output(&x.tensor, OP, "partial sums of grad.weight", shape, DType::F32)
+        launch::output(&x.tensor, op, "partial sums of grad.weight", shape, DType::F32)
     } else {
         launch::unused(&x.tensor, DType::F32)
     };
     let dx_arg = dx.clone().unwrap_or_else(|| launch::unused(&x.tensor, x.tensor.dtype));
-    let dtypes = [x.tensor.dtype, weight.tensor.dtype].map(burn::backend::cubecl::dtype_to_elem_type);
-    // SAFETY: every index is below rows · stride, rows · vectors or cubes · vectors.
+    let add = dsum.is_some();
+    let dsum_stride = dsum.as_ref().map_or(0, |dsum| dsum.stride / size);
+    let address = launch::address_type(&[&x.tensor, &dy.tensor, dsum.as_ref().map_or(&dy.tensor, |d| &d.tensor)]);
+    // SAFETY: every index is below rows · stride, rows · vectors or cubes · vectors; buffers that
+    // stand in for what is not wanted are not touched.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,
             launch::grid(&client, cubes),
             plan.cube_dim(),
-            launch::address_type(&[&x.tensor, &dy.tensor]),
+            address,
             size,
             x.tensor.clone().into_buffer_arg(),
             dy.tensor.clone().into_buffer_arg(),
+            dsum.map_or_else(
+                || BufferArg::alias(1, shape.num_elements()),
+                |dsum| dsum.tensor.into_buffer_arg(),
+            ),
             weight.tensor.clone().into_buffer_arg(),
             dx_arg.into_buffer_arg(),
             partial.clone().into_buffer_arg(),
@@ -404,30 +405,17 @@ pub(crate) fn backward(
             vectors,
             x.stride / size,
             dy.stride / size,
+            dsum_stride,
             eps as f32,
             plan,
             wanted,
-            dtypes,
+            add,
+            [x.tensor.dtype, weight.tensor.dtype].map(dtype_to_elem_type),
         );
     }
     let dw = wanted.weight.then(|| {
-        let dw = launch::output(&weight.tensor, OP, "grad.weight", weight_shape, weight.tensor.dtype);
-        let groups = (client.properties().hardware.max_units_per_cube / COLUMNS).min(16);
-        // SAFETY: columns are checked against the width, rows against the partial sums.
-        unsafe {
-            column_sum_kernel::launch_unchecked(
-                &client,
-                launch::grid(&client, x.width.div_ceil(COLUMNS as usize)),
-                CubeDim::new_2d(COLUMNS, groups),
-                launch::address_type(&[&partial, &dw]),
-                partial.into_buffer_arg(),
-                dw.clone().into_buffer_arg(),
-                cubes,
-                x.width,
-                groups,
-                burn::backend::cubecl::dtype_to_elem_type(dw.dtype),
-            );
-        }
+        let dw = launch::output(&weight.tensor, op, "grad.weight", weight_shape, weight.tensor.dtype);
+        column_sum(partial, cubes, &dw);
         dw
     });
     (dx, dw)

@@ -13,7 +13,7 @@
 //! backward 3·M·D·s (x and dy in, dx out); some 4·M·D and 10·M·D operations, so memory decides.
 
 #[cfg(feature = "cube")]
-pub(crate) mod backend;
+pub mod backend;
 #[cfg(feature = "cube")]
 pub(crate) mod kernel;
 #[cfg(feature = "oracle")]

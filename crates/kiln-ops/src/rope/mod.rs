@@ -103,19 +103,35 @@ impl RopeTable {
     ///
     /// # Errors
     ///
-    /// [`OpError`] if `head_dim` is not even or not 0 < `base`, or `truncated` does not fit.
+    /// [`OpError`] if `head_dim` is not even, the base not above 0, or `truncated` does not fit.
     pub fn new(
         positions: usize,
         head_dim: usize,
         options: RopeOptions,
         device: &Device,
     ) -> Result<Self, OpError> {
+        Self::window(0, positions, head_dim, options, device)
+    }
+
+    /// A table of `length` positions from `first` on: its row 0 is position `first`.
+    ///
+    /// # Errors
+    ///
+    /// As [`RopeTable::new`].
+    pub fn window(
+        first: usize,
+        length: usize,
+        head_dim: usize,
+        options: RopeOptions,
+        device: &Device,
+    ) -> Result<Self, OpError> {
         options.check(head_dim)?;
         let frequencies = options.frequencies(head_dim);
-        let angles = (0..positions).flat_map(|t| frequencies.iter().map(move |f| t as f64 * f));
+        let positions = (0..length).map(|t| (first + t) as f64);
+        let angles = positions.flat_map(|t| frequencies.iter().map(move |f| t * f));
         let (sin, cos): (Vec<f32>, Vec<f32>) =
             angles.map(|a| (a.sin() as f32, a.cos() as f32)).unzip();
-        let shape = [positions, head_dim / 2];
+        let shape = [length, head_dim / 2];
         let device = device.clone().inner();
         let table = |values| Tensor::from_data(TensorData::new(values, shape), &device);
         Ok(Self { cos: table(cos), sin: table(sin), layout: options.layout })

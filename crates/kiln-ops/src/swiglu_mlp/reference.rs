@@ -1,5 +1,6 @@
 //! The SwiGLU MLP in plain Burn operations.
 
+use crate::precision::matmul;
 use crate::swiglu::reference::swiglu;
 use burn::tensor::Tensor;
 
@@ -14,6 +15,6 @@ pub fn swiglu_mlp<const D: usize>(
     let width = shape[D - 1];
     let rows: usize = shape[..D - 1].iter().product();
     let x = x.reshape([rows, width]);
-    let hidden = swiglu(x.clone().matmul(w_gate), x.matmul(w_up));
-    hidden.matmul(w_down).reshape(shape)
+    let hidden = swiglu(matmul(x.clone(), w_gate), matmul(x, w_up));
+    matmul(hidden, w_down).reshape(shape)
 }

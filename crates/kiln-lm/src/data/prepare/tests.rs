@@ -149,13 +149,14 @@ fn a_damaged_cache_is_named_and_made_anew() {
 
 #[test]
 fn bad_configurations_are_errors() {
+    type Change = fn(&mut DataConfig);
     let text = &[("a.txt", "text"), ("empty.md", "")];
-    let message = |change: fn(&mut DataConfig)| {
+    let message = |change: Change| {
         let mut folder = Folder::new(TokenizerConfig::Byte, text);
         change(&mut folder.config);
         folder.prepare().unwrap_err().to_string()
     };
-    let changes: [(fn(&mut DataConfig), &str); 7] = [
+    let changes: [(Change, &str); 7] = [
         (|c| c.validation = 0.0, "validation share 0 is outside (0, 1)"),
         (|c| c.validation = 1.0, "validation share 1 is outside (0, 1)"),
         (|c| c.validation = f64::NAN, "validation share NaN is outside (0, 1)"),

@@ -104,7 +104,10 @@ fn damaged_checkpoints_are_passed_over_and_named() {
     let (checkpoint, rejected) = latest(&store);
     assert_eq!(checkpoint.step(), 1000);
     assert_eq!(rejected.len(), 6);
-    assert_eq!(rejected[0], "step-00007000: manifest.json is of format 9, this version reads format 1");
+    assert_eq!(
+        rejected[0],
+        "step-00007000: manifest.json is of format 9, this version reads format 1"
+    );
     assert!(rejected[1].starts_with("step-00006000: manifest.json is damaged: "), "{rejected:?}");
     assert_eq!(rejected[2], "step-00005000: manifest.json is missing");
     assert_eq!(rejected[3], "step-00004000: state.json is missing");

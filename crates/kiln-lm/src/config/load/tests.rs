@@ -75,7 +75,8 @@ fn overrides_replace_and_add() {
 fn a_tokenizer_with_a_value_can_be_set_in_two_ways() {
     let inline = with(&["data.tokenizer={ bpe = 512 }"]).expect("valid");
     assert_eq!(inline.data.tokenizer, TokenizerConfig::Bpe(512));
-    let dotted = with(&["data.tokenizer={ bpe = 512 }", "data.tokenizer.file=t.json"]).expect("valid");
+    let dotted =
+        with(&["data.tokenizer={ bpe = 512 }", "data.tokenizer.file=t.json"]).expect("valid");
     assert_eq!(dotted.data.tokenizer, TokenizerConfig::File("t.json".into()));
 }
 
@@ -118,7 +119,9 @@ fn what_toml_cannot_hold_is_an_error() {
 fn unknown_names_come_with_the_line_and_those_that_exist() {
     let line = error("[data]\nsources = [\"a\"]\n\n[model]\nlayers = 2\nwidht = 3\n", &[]);
     assert!(
-        line.starts_with("x.toml:6: unknown key 'widht' in [model], expected one of: layers, width, heads,"),
+        line.starts_with(
+            "x.toml:6: unknown key 'widht' in [model], expected one of: layers, width, heads,"
+        ),
         "{line}"
     );
     let line = error("[data]\nsources = [\"a\"]\n[modle]\nlayers = 2\n", &[]);
@@ -127,7 +130,10 @@ fn unknown_names_come_with_the_line_and_those_that_exist() {
         "x.toml:3: unknown section [modle], expected one of: data, model, optimizer, schedule, train, sample"
     );
     let line = error(TEXT, &["train.steps=3", "model.widht=3"]);
-    assert!(line.starts_with("--set model.widht=3: unknown key 'widht' in [model], expected"), "{line}");
+    assert!(
+        line.starts_with("--set model.widht=3: unknown key 'widht' in [model], expected"),
+        "{line}"
+    );
     let line = error(TEXT, &["modle.width=3"]);
     assert!(line.starts_with("--set modle.width=3: unknown section [modle], expected"), "{line}");
 }
@@ -140,22 +146,37 @@ fn wrong_types_come_with_the_line_and_what_was_expected() {
         "x.toml:4: model.width: invalid type: string \"wide\", expected a whole number, 0 or more"
     );
     let line = error(TEXT, &["model.layers=-1"]);
-    assert!(line.starts_with("--set model.layers=-1: model.layers: invalid value: integer `-1`"), "{line}");
+    assert!(
+        line.starts_with("--set model.layers=-1: model.layers: invalid value: integer `-1`"),
+        "{line}"
+    );
     let line = error("[data]\nsources = \"a\"\n", &[]);
-    assert!(line.contains("x.toml:2: data.sources: invalid type: string \"a\", expected an array"), "{line}");
+    assert!(
+        line.contains("x.toml:2: data.sources: invalid type: string \"a\", expected an array"),
+        "{line}"
+    );
     let line = error(TEXT, &["schedule.kind=linear"]);
     assert_eq!(
         line,
         "--set schedule.kind=linear: schedule.kind: unknown variant `linear`, expected one of `constant`, `cosine`, `wsd`"
     );
     let line = error("model = 3\n[data]\nsources = [\"a\"]\n", &[]);
-    assert!(line.starts_with("x.toml:1: model: invalid type: integer `3`, expected a section"), "{line}");
+    assert!(
+        line.starts_with("x.toml:1: model: invalid type: integer `3`, expected a section"),
+        "{line}"
+    );
     let line = error(TEXT, &["data.tokenizer={ bpe = 512, file = 'a' }"]);
     assert!(line.contains("data.tokenizer: expected one key"), "{line}");
     let line = error(TEXT, &["data.sources=[\"a\", 2]"]);
-    assert!(line.starts_with("--set data.sources=[\"a\", 2]: data.sources: invalid type"), "{line}");
+    assert!(
+        line.starts_with("--set data.sources=[\"a\", 2]: data.sources: invalid type"),
+        "{line}"
+    );
     let line = error("[data]\nsources = [\"a\"]\ntokenizer = { bpe = true }\n", &[]);
-    assert!(line.starts_with("x.toml:3: data.tokenizer.bpe: invalid type: boolean `true`"), "{line}");
+    assert!(
+        line.starts_with("x.toml:3: data.tokenizer.bpe: invalid type: boolean `true`"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -168,18 +189,30 @@ fn syntax_errors_come_with_the_line() {
 
 #[test]
 fn missing_sections_and_keys_are_named() {
-    assert_eq!(error("[model]\nwidth = 8\n", &[]), "x.toml: the section [data] is missing: it names the sources");
-    assert_eq!(error("\n[data]\nvalidation = 0.1\n", &[]), "x.toml:2: [data] lacks the key 'sources'");
+    assert_eq!(
+        error("[model]\nwidth = 8\n", &[]),
+        "x.toml: the section [data] is missing: it names the sources"
+    );
+    assert_eq!(
+        error("\n[data]\nvalidation = 0.1\n", &[]),
+        "x.toml:2: [data] lacks the key 'sources'"
+    );
 }
 
 #[test]
 fn malformed_overrides_say_what_an_override_is() {
     for given in ["model.width", "width=3", "=3", ".width=3", "model.=3", "model..width=3", ""] {
         let line = error(TEXT, &[given]);
-        assert_eq!(line, format!("--set {given}: expected section.key=value, such as model.width=256"));
+        assert_eq!(
+            line,
+            format!("--set {given}: expected section.key=value, such as model.width=256")
+        );
     }
     let line = error("model = 3\n", &["model.width=8"]);
-    assert_eq!(line, "--set model.width=8: 'model' is no section here: its value is of type integer");
+    assert_eq!(
+        line,
+        "--set model.width=8: 'model' is no section here: its value is of type integer"
+    );
 }
 
 #[test]
@@ -189,6 +222,14 @@ fn violations_come_with_the_line_and_are_all_named() {
         line,
         "x.toml:5: model.dropout is 1.5, must be 0 or more and below 1; \
          --set sample.top_p=0: sample.top_p is 0, must be above 0 and at most 1"
+    );
+}
+
+#[test]
+fn a_violation_by_an_override_of_what_the_file_says_is_the_overrides() {
+    assert_eq!(
+        error(TEXT, &["model.width=100"]),
+        "--set model.width=100: model.width is 100, must be a multiple of model.heads (6)"
     );
 }
 

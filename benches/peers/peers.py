@@ -1,0 +1,81 @@
+"""What the peer benches share: timing in PyTorch, and the JSON that `kiln bench --compare` reads.
+
+A peer bench registers rows `(op, pass, shape, dtype, name, setup, bytes, flops)`, where `setup()`
+returns a function that runs one call, and this module times them all in alternation: warm, bursts
+of some milliseconds between two events, the median of the bursts with its spread.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+
+import torch
+
+# Memory that the inputs rotate through: several times the L2 cache.
+ROTATED = 256e6
+BURST_MS = 4.0
+ROUNDS = 12
+
+
+def sets(bytes_of_a_call):
+    """How many sets of inputs a bench rotates through."""
+    return max(1, min(8, int(-(-ROTATED // max(1, bytes_of_a_call)))))
+
+
+def burst(call, calls):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for turn in range(calls):
+        call(turn)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / calls
+
+
+def time_together(calls):
+    """Times several calls in alternation; returns microseconds (median, 20 %, 80 %) of each."""
+    for call in calls:
+        for turn in range(3):
+            call(turn)
+    lengths = [max(1, min(200, int(BURST_MS / max(1e-4, burst(call, 3))))) for call in calls]
+    times = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for call, length, out in zip(calls, lengths, times):
+            out.append(burst(call, length) * 1e3)
+    quantiles = []
+    for out in times:
+        out.sort()
+        at = lambda share: out[round((len(out) - 1) * share)]
+        quantiles.append((statistics.median(out), at(0.2), at(0.8)))
+    return quantiles
+
+
+def main(op, rows):
+    """Runs a peer bench: `rows(dtype, shapes)` yields (pass, shape, bytes, flops, {name: call})."""
+    parser = argparse.ArgumentParser(description=f"Times {op} in PyTorch and kernel libraries.")
+    parser.add_argument("--json", help="file for `kiln bench --compare`")
+    parser.add_argument("--shapes", choices=["small", "train", "large"], default="train")
+    parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="bf16")
+    args = parser.parse_args()
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
+    run = {
+        "device": "cuda:0",
+        "gpu": torch.cuda.get_device_name(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": " ".join(["python3"] + sys.argv) + f" (torch {torch.__version__})",
+        "rows": [],
+    }
+    for which, shape, nbytes, flops, calls in rows(dtype, args.shapes):
+        for name, (us, low, high) in zip(calls, time_together(list(calls.values()))):
+            run["rows"].append(
+                dict(op=op, **{"pass": which}, shape=shape, dtype=args.dtype, implementation=name,
+                     us=us, us_low=low, us_high=high, bytes=nbytes, flops=flops)
+            )
+            print(f"{op} {which} {shape} {name}: {us:.1f} us, {nbytes / us / 1e3:.0f} GB/s", flush=True)
+        torch.cuda.empty_cache()
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(run, file, indent=1)

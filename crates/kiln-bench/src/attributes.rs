@@ -1,0 +1,156 @@
+//! Attributes of operators: their defaults, their ranges, and reading them from text.
+
+use std::collections::BTreeMap;
+
+/// What an attribute may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// A finite number of at least this.
+    AtLeast(f64),
+    /// A finite number above this.
+    Above(f64),
+    /// A finite number, or the default text, which stands for a value that depends on the shapes.
+    Optional,
+    /// An integer.
+    Integer,
+    /// An integer of at least this.
+    IntegerAtLeast(i64),
+    /// `true` or `false`.
+    Flag,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+}
+
+/// An attribute of an operator.
+#[derive(Debug, Clone, Copy)]
+pub struct Attribute {
+    /// Name.
+    pub name: &'static str,
+    /// Default, as text.
+    pub default: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+}
+
+/// The attributes of a call.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Attributes(BTreeMap<&'static str, Option<f64>>, BTreeMap<&'static str, String>);
+
+impl Attributes {
+    /// Reads each attribute from `given`, else takes its default.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the attribute, its value and what was expected.
+    pub fn read(
+        op: &str,
+        attributes: &'static [Attribute],
+        given: &BTreeMap<String, String>,
+    ) -> Result<Self, String> {
+        let mut read = Self::default();
+        for attribute in attributes {
+            let text = given.get(attribute.name).map_or(attribute.default, |text| text.trim());
+            let number = attribute.parse(text).map_err(|expected| {
+                format!("{op}: attribute {} = {text}, expected {expected}", attribute.name)
+            })?;
+            read.0.insert(attribute.name, number);
+            read.1.insert(attribute.name, text.to_string());
+        }
+        Ok(read)
+    }
+
+    /// A number; 0 for a flag that is off, 1 for one that is on.
+    pub fn number(&self, name: &str) -> f64 {
+        self.optional(name).unwrap_or_default()
+    }
+
+    /// A number, if one was given.
+    pub fn optional(&self, name: &str) -> Option<f64> {
+        self.0.get(name).copied().flatten()
+    }
+
+    /// An integer.
+    pub fn integer(&self, name: &str) -> i64 {
+        self.number(name) as i64
+    }
+
+    /// A flag.
+    pub fn flag(&self, name: &str) -> bool {
+        self.number(name) != 0.0
+    }
+
+    /// A word.
+    pub fn word(&self, name: &str) -> &str {
+        self.1.get(name).map_or("", String::as_str)
+    }
+}
+
+impl Attribute {
+    /// The value as a number (words have none), or what was expected.
+    fn parse(&self, text: &str) -> Result<Option<f64>, String> {
+        let finite = text.parse::<f64>().ok().filter(|v| v.is_finite());
+        let in_range = |ok: fn(f64, f64) -> bool, bound: f64| finite.filter(|v| ok(*v, bound));
+        let integer = text.parse::<i64>().ok();
+        match self.kind {
+            Kind::AtLeast(least) => in_range(|v, b| v >= b, least)
+                .map(Some)
+                .ok_or_else(|| format!("a number of at least {least}")),
+            Kind::Above(least) => {
+                in_range(|v, b| v > b, least).map(Some).ok_or_else(|| format!("a number above {least}"))
+            }
+            Kind::Optional if text == self.default => Ok(None),
+            Kind::Optional => finite.map(Some).ok_or_else(|| "a number".into()),
+            Kind::Integer => integer.map(|v| Some(v as f64)).ok_or_else(|| "an integer".into()),
+            Kind::IntegerAtLeast(least) => integer
+                .filter(|v| *v >= least)
+                .map(|v| Some(v as f64))
+                .ok_or_else(|| format!("an integer of at least {least}")),
+            Kind::Flag => match text {
+                "true" => Ok(Some(1.0)),
+                "false" => Ok(Some(0.0)),
+                _ => Err("true or false".into()),
+            },
+            Kind::OneOf(words) if words.contains(&text) => Ok(None),
+            Kind::OneOf(words) => Err(words.join(" or ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTRIBUTES: &[Attribute] = &[
+        Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) },
+        Attribute { name: "layout", default: "half", kind: Kind::OneOf(&["half", "interleaved"]) },
+        Attribute { name: "causal", default: "true", kind: Kind::Flag },
+        Attribute { name: "scale", default: "D^-½", kind: Kind::Optional },
+        Attribute { name: "steps", default: "5", kind: Kind::IntegerAtLeast(1) },
+    ];
+
+    fn read(name: &str, text: &str) -> Result<Attributes, String> {
+        Attributes::read("op", ATTRIBUTES, &BTreeMap::from([(name.into(), text.into())]))
+    }
+
+    #[test]
+    fn defaults_and_given_values() {
+        let read = read("eps", "0.5").unwrap();
+        assert_eq!((read.number("eps"), read.word("layout"), read.flag("causal")), (0.5, "half", true));
+        assert_eq!((read.optional("scale"), read.integer("steps")), (None, 5));
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (name, text, expected) in [
+            ("eps", "-1", "op: attribute eps = -1, expected a number of at least 0"),
+            ("eps", "NaN", "op: attribute eps = NaN, expected a number of at least 0"),
+            ("layout", "x", "op: attribute layout = x, expected half or interleaved"),
+            ("causal", "1", "op: attribute causal = 1, expected true or false"),
+            ("scale", "inf", "op: attribute scale = inf, expected a number"),
+            ("steps", "0", "op: attribute steps = 0, expected an integer of at least 1"),
+            ("steps", "1.5", "op: attribute steps = 1.5, expected an integer of at least 1"),
+        ] {
+            assert_eq!(read(name, text).unwrap_err(), expected);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the device can do at best, measured in the same run.
+
+use super::timer;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kiln_ops::rms_norm::rms_norm;
+use serde::{Deserialize, Serialize};
+
+/// Ceilings of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// An elementwise pass over a large tensor: bytes read and written, GB/s.
+    pub copy_gbps: f64,
+    /// Burn's own matmul of large squares, TFLOP/s.
+    pub matmul_tflops: f64,
+    /// The smallest launch, microseconds.
+    pub launch_us: f64,
+}
+
+impl Ceilings {
+    /// Measures them on `device` in `dtype`.
+    ///
+    /// # Errors
+    ///
+    /// One line if the device fails.
+    pub fn measure(device: &Device, dtype: DType) -> Result<Self, String> {
+        let real = kiln_ops::policy::device_name(device).starts_with("cuda");
+        let (elements, side) = if real { (1 << 28, 8192) } else { (1 << 22, 512) };
+        let random = |shape| Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (device, dtype));
+        let x = random([elements / 4096, 4096]);
+        let copy = best(device, 5, || x.clone().mul_scalar(0.5))?;
+        drop(x);
+        let (a, b) = (random([side, side]), random([side, side]));
+        let matmul = best(device, 5, || a.clone().matmul(b.clone()))?;
+        let row = random([1, 16]);
+        let weight = Tensor::<1>::ones([16], (device, dtype));
+        let launch = best(device, 200, || {
+            rms_norm(row.clone(), weight.clone(), 1e-5).expect("the shapes fit")
+        })?;
+        Ok(Self {
+            copy_gbps: 2.0 * (elements * dtype.size()) as f64 / copy / 1e9,
+            matmul_tflops: 2.0 * (side as f64).powi(3) / matmul / 1e12,
+            launch_us: launch * 1e6,
+        })
+    }
+}
+
+/// Seconds of a call: the median of some bursts.
+fn best(device: &Device, calls: usize, call: impl Fn() -> Tensor<2> + Sync) -> Result<f64, String> {
+    let mut times = vec![];
+    for _ in 0..7 {
+        let burst = || {
+            for _ in 0..calls {
+                let result = call();
+                // A device that fails here fails again at the next read.
+                let _ = device.flush();
+                drop(result);
+            }
+        };
+        times.push(timer::time(device, burst)? / calls as f64);
+    }
+    times.remove(0);
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}

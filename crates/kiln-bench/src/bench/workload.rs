@@ -1,0 +1,209 @@
+//! What is timed: one pass of an operator over rotating inputs.
+
+use super::{Pass, timer};
+use crate::attributes::Attributes;
+use crate::host::{HostTensor, Input};
+use crate::registry::{Call, Case, Holds, Operator};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kiln_ops::policy::{self, Implementation};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Memory that the inputs rotate through: several times the largest caches.
+const ROTATED: f64 = 256e6;
+/// Seconds of a burst.
+const BURST: f64 = 4e-3;
+/// Memory that the graphs waiting for a timed backward may take.
+const WAITING: f64 = 6e9;
+
+pub(super) struct Workload<'a> {
+    op: &'a dyn Operator,
+    device: &'a Device,
+    pass: Pass,
+    attributes: Attributes,
+    sets: Vec<Vec<Input>>,
+    cotangents: Vec<Tensor<1>>,
+    bytes: f64,
+    calls: std::cell::Cell<usize>,
+}
+
+/// What a single warm call told.
+pub(super) struct Extra {
+    pub(super) launches: Option<u64>,
+    pub(super) peak_mib: Option<f64>,
+}
+
+impl<'a> Workload<'a> {
+    pub(super) fn new(
+        op: &'a dyn Operator,
+        case: &Case,
+        dtype: DType,
+        device: &'a Device,
+        pass: Pass,
+        bytes: f64,
+    ) -> Result<Self, String> {
+        let spec = op.spec();
+        let dims = spec.dims(&case.shapes)?;
+        let sets = ((ROTATED / bytes.max(1.0)).ceil() as usize).clamp(1, 8);
+        let backward = pass == Pass::Backward;
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let mut set = || -> Vec<Input> {
+            let inputs = spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| match input.holds {
+                Holds::Classes(dim) => {
+                    let classes = dims[dim][0];
+                    let n = shape.iter().product();
+                    let values = (0..n).map(|_| rng.random_range(0..classes) as f64).collect();
+                    Input::int(&HostTensor::new(shape.as_slice(), values), backward, device)
+                }
+                holds => {
+                    let dtype = if holds == Holds::F32 { DType::F32 } else { dtype };
+                    random(shape, input.mean, dtype, backward, device)
+                }
+            });
+            inputs.collect()
+        };
+        let sets = (0..sets).map(|_| set()).collect();
+        let cotangents = if backward {
+            let outputs = spec.outputs.iter().map(|output| {
+                let dtype = if output.f32 { DType::F32 } else { dtype };
+                let n = spec.output_shape(output, &dims).iter().product::<usize>();
+                Tensor::<1>::random([n], Distribution::Normal(0.1, 1.0), (device, dtype)).autodiff()
+            });
+            outputs.collect()
+        } else {
+            vec![]
+        };
+        let attributes = case.attributes(spec)?;
+        let calls = std::cell::Cell::new(1);
+        Ok(Self { op, device, pass, attributes, sets, cotangents, bytes, calls })
+    }
+
+    fn forward(&self, turn: usize, implementation: Implementation) -> Result<Vec<Tensor<1>>, String> {
+        let inputs = &self.sets[turn % self.sets.len()];
+        let call = Call { inputs, attributes: &self.attributes };
+        policy::force(implementation, || self.op.run(&call)).map_err(|e| e.to_string())
+    }
+
+    /// The scalar whose backward is the pass.
+    fn graph(&self, turn: usize, implementation: Implementation) -> Result<Tensor<1>, String> {
+        let outputs = self.forward(turn, implementation)?;
+        let pulls = outputs.into_iter().zip(&self.cotangents).map(|(y, dy)| pull(y, dy.clone()));
+        pulls.reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32)).ok_or_else(|| "no output".into())
+    }
+
+    /// Seconds of `calls` calls.
+    fn time(&self, calls: usize, implementation: Implementation) -> Result<f64, String> {
+        match self.pass {
+            Pass::Forward => {
+                let mut failed = None;
+                let time = {
+                    let failed = &mut failed;
+                    let this = Share(self);
+                    timer::time(self.device, move || {
+                        for turn in 0..calls {
+                            let outputs = this.get().forward(turn, implementation);
+                            let flushed = this.get().device.flush().map_err(|e| format!("{e:?}"));
+                            if let Err(error) = outputs.and_then(|_outputs| flushed) {
+                                *failed = Some(error);
+                            }
+                        }
+                    })?
+                };
+                failed.map_or(Ok(time), Err)
+            }
+            Pass::Backward => {
+                let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
+                let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
+                let this = Share(self);
+                timer::time(self.device, move || {
+                    for graph in graphs {
+                        let gradients = graph.backward();
+                        // A device that fails here fails again at the next read.
+                        let _ = this.get().device.flush();
+                        drop(gradients);
+                    }
+                })
+            }
+        }
+    }
+
+    /// Compiles, counts launches and memory of one call, and settles the number of calls of a burst.
+    pub(super) fn warm_up(&self, implementation: Implementation) -> Result<Extra, String> {
+        for _ in 0..2 {
+            self.time(1, implementation)?;
+        }
+        let kernels = kernel_launches();
+        self.device.memory_cleanup();
+        let before = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        self.time(1, implementation)?;
+        let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+        let launches = kernel_launches() - kernels;
+        let few = self.time(3, implementation)? / 3.0;
+        let mut calls = (BURST / few.max(1e-7)).ceil() as usize;
+        if self.pass == Pass::Backward {
+            calls = calls.min((WAITING / self.bytes.max(1.0)) as usize);
+        }
+        let calls = calls.clamp(1, 200);
+        // One number for all implementations of the pass: that of the slowest would starve the fast.
+        self.calls.set(self.calls.get().max(calls));
+        Ok(Extra {
+            launches: (implementation == Implementation::Fused).then_some(launches),
+            peak_mib: before
+                .zip(after)
+                .map(|(before, after)| after.saturating_sub(before) as f64 / 1048576.0),
+        })
+    }
+
+    /// Seconds of one call, over a burst.
+    pub(super) fn burst(&self, implementation: Implementation) -> Result<f64, String> {
+        let calls = self.calls.get();
+        Ok(self.time(calls, implementation)? / calls as f64)
+    }
+}
+
+/// Lets the timer's closure, which it runs at once on this thread, borrow the workload.
+struct Share<'a, 'b>(&'a Workload<'b>);
+
+// SAFETY: the closure runs on the thread that made it; `Workload` never leaves that thread.
+unsafe impl Send for Share<'_, '_> {}
+
+impl<'a, 'b> Share<'a, 'b> {
+    fn get(&self) -> &'a Workload<'b> {
+        self.0
+    }
+}
+
+fn kernel_launches() -> u64 {
+    #[cfg(feature = "cube")]
+    return kiln_ops::launch::launches();
+    #[cfg(not(feature = "cube"))]
+    0
+}
+
+#[cfg(feature = "cube")]
+fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
+    if policy::is_cube(&y.device()) {
+        return super::pull::pull(y, dy);
+    }
+    weighted(y, dy)
+}
+
+#[cfg(not(feature = "cube"))]
+fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
+    weighted(y, dy)
+}
+
+fn weighted(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
+    (y.cast(DType::F32) * dy.cast(DType::F32)).sum()
+}
+
+/// Normal numbers made on the device.
+fn random(shape: &[usize], mean: f64, dtype: DType, gradient: bool, device: &Device) -> Input {
+    let width = shape.last().copied().unwrap_or(1);
+    let rows = shape.iter().product::<usize>() / width.max(1);
+    let made = Tensor::<2>::random([rows, width], Distribution::Normal(mean, 1.0), (device, dtype));
+    // Materialised now, not inside the first timed call.
+    let _ = made.clone().slice([0..1, 0..1]).into_data();
+    let leaf = if gradient { made.autodiff().require_grad() } else { made };
+    Input::Float { leaf: leaf.clone(), rows: leaf, shape: shape.to_vec() }
+}

@@ -1,0 +1,217 @@
+//! One run of an operator, forward and backward, on data whose answer is known.
+
+use super::Check;
+use crate::attributes::Attributes;
+use crate::host::{self, HostTensor, Input, Layout};
+use crate::registry::{Call, Case, Holds, HostCall, Operator};
+use burn::tensor::{DType, Device, Tensor};
+use kiln_ops::policy::{self, Implementation};
+use rand::{Rng, RngExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Inputs, cotangents, and what the oracle makes of them.
+#[derive(Debug, Clone)]
+pub struct Data {
+    /// Inputs, as the element type holds them.
+    pub inputs: Vec<HostTensor>,
+    /// Attributes.
+    pub attributes: Attributes,
+    /// Cotangents of the outputs; none if there is no backward.
+    pub cotangents: Vec<HostTensor>,
+    /// Outputs of the oracle.
+    pub outputs: Vec<HostTensor>,
+    /// Gradients of the oracle, one for each float input.
+    pub gradients: Vec<HostTensor>,
+}
+
+impl Data {
+    /// Random data for a case.
+    ///
+    /// # Errors
+    ///
+    /// One line if the case does not fit the operator.
+    pub fn random(
+        op: &dyn Operator,
+        case: &Case,
+        dtype: DType,
+        rng: &mut impl Rng,
+    ) -> Result<Self, String> {
+        let spec = op.spec();
+        let dims = spec.dims(&case.shapes)?;
+        let attributes = case.attributes(spec)?;
+        let inputs: Vec<HostTensor> = spec
+            .inputs
+            .iter()
+            .zip(&case.shapes)
+            .map(|(input, shape)| match input.holds {
+                Holds::Float => {
+                    let scale = if input.fan_in { 1.0 / (shape[0] as f64).sqrt() } else { 1.0 };
+                    let mut tensor = HostTensor::normal(shape, input.mean, rng);
+                    tensor.values.iter_mut().for_each(|v| *v *= scale);
+                    tensor.rounded(dtype)
+                }
+                Holds::F32 => HostTensor::normal(shape, input.mean, rng).rounded(DType::F32),
+                Holds::Classes(dim) => {
+                    let classes = dims[dim][0] as i64;
+                    let ignored = attributes.integer("ignore_index");
+                    let n = shape.iter().product();
+                    let class = |_| {
+                        if rng.random_bool(0.1) { ignored } else { rng.random_range(0..classes) }
+                    };
+                    HostTensor::new(shape.as_slice(), (0..n).map(class).map(|c| c as f64).collect())
+                }
+            })
+            .collect();
+        let call = HostCall { inputs: &inputs, attributes: &attributes };
+        let outputs = op.oracle(&call);
+        let mut cotangents = vec![];
+        let mut gradients = vec![];
+        if spec.differentiable {
+            for (output, value) in spec.outputs.iter().zip(&outputs) {
+                let dtype = if output.f32 { DType::F32 } else { dtype };
+                let mut cotangent = HostTensor::normal(&value.shape, 0.1, rng);
+                if value.values.len() == 1 {
+                    // A mean over rows: scaled as losses are, or f16 gradients would be subnormal.
+                    let rows = inputs[0].shape.first().copied().unwrap_or(1);
+                    cotangent.values[0] *= rows as f64;
+                }
+                cotangents.push(cotangent.rounded(dtype));
+            }
+            gradients = op.oracle_backward(&call, &cotangents);
+        }
+        Ok(Self { inputs, attributes, cotangents, outputs, gradients })
+    }
+
+    /// Outputs, then gradients.
+    pub fn all(&self) -> impl Iterator<Item = &HostTensor> {
+        self.outputs.iter().chain(&self.gradients)
+    }
+}
+
+/// What a run returned.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Outputs.
+    pub outputs: Vec<HostTensor>,
+    /// Gradients, one for each float input.
+    pub gradients: Vec<HostTensor>,
+}
+
+impl Run {
+    /// Outputs, then gradients.
+    pub fn all(&self) -> impl Iterator<Item = &HostTensor> {
+        self.outputs.iter().chain(&self.gradients)
+    }
+
+    /// Whether two runs agree bit for bit.
+    pub fn same_bits(&self, other: &Self) -> bool {
+        let bits = |run: &Self| -> Vec<u64> {
+            run.all().flat_map(|t| t.values.iter().map(|v| v.to_bits())).collect()
+        };
+        bits(self) == bits(other)
+    }
+}
+
+/// Runs `op` forward and backward with one implementation.
+///
+/// # Errors
+///
+/// One line if the operator refuses the call or fails on the device.
+pub fn execute(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+    implementation: Implementation,
+) -> Result<Run, String> {
+    let run = || policy::force(implementation, || run(op, data, dtype, layout, device));
+    // A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+        Err(host::first_line(&text.unwrap_or_else(|| "it panicked".into())))
+    })
+}
+
+fn run(op: &dyn Operator, data: &Data, dtype: DType, layout: Layout, device: &Device) -> Result<Run, String> {
+    let spec = op.spec();
+    let backward = !data.cotangents.is_empty();
+    let inputs: Vec<Input> = spec
+        .inputs
+        .iter()
+        .zip(&data.inputs)
+        .map(|(input, host)| match input.holds {
+            Holds::Float => Input::float(host, dtype, layout, backward, device),
+            Holds::F32 => Input::float(host, DType::F32, layout, backward, device),
+            Holds::Classes(_) => Input::int(host, backward, device),
+        })
+        .collect();
+    let call = Call { inputs: &inputs, attributes: &data.attributes };
+    let outputs = op.run(&call).map_err(|e| e.to_string())?;
+    let mut read = vec![];
+    for (output, expected) in outputs.iter().zip(&data.outputs) {
+        let values = host::download(output)?;
+        let fits = values.len() == expected.values.len();
+        let shape = if fits { expected.shape.clone() } else { vec![values.len()] };
+        read.push(HostTensor::new(shape, values));
+    }
+    let mut gradients = vec![];
+    if backward {
+        let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
+            let cotangent = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
+            let f32 = burn::tensor::TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
+            let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
+            (output.cast(DType::F32) * cotangent).sum()
+        });
+        let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
+        let grads = loss.backward();
+        for input in &inputs {
+            if let Input::Float { leaf, shape, .. } = input {
+                gradients.push(match host::gradient(leaf, shape, &grads)? {
+                    Some(gradient) => gradient,
+                    // Burn keeps none for the leaf of an empty slice.
+                    None if shape.contains(&0) => HostTensor::new(shape.as_slice(), vec![]),
+                    None => return Err("an input has no gradient".into()),
+                });
+            }
+        }
+    }
+    Ok(Run { outputs: read, gradients })
+}
+
+/// Runs `f` under an audit of kernel outputs: what was never written, or written outside.
+#[cfg(feature = "cube")]
+pub(super) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
+    let audit = kiln_ops::launch::audit::Audit::begin();
+    let result = f();
+    let mut errors = vec![];
+    for finding in audit.finish() {
+        if finding.unwritten > 0 || finding.error.is_some() {
+            errors.push((Check::Written, finding.to_string()));
+        }
+        if finding.guard_bytes > 0 {
+            errors.push((Check::Guards, finding.to_string()));
+        }
+    }
+    (result, errors)
+}
+
+/// Runs `f`: without a CubeCL device there are no kernels to audit.
+#[cfg(not(feature = "cube"))]
+pub(super) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
+    (f(), vec![])
+}
+
+/// Fills memory of the sizes that the operator is going to ask for with NaN and frees it.
+pub fn poison(data: &Data, dtype: DType, device: &Device) {
+    let poisoned: Vec<Tensor<1>> = data
+        .all()
+        .filter(|tensor| !tensor.values.is_empty())
+        .flat_map(|tensor| [(tensor.values.len(), dtype), (tensor.values.len(), DType::F32)])
+        .map(|(n, dtype)| Tensor::<1>::full([n], f32::NAN, (device, dtype)))
+        .collect();
+    for tensor in poisoned {
+        let _ = tensor.into_data(); // the fill has run before the memory is free
+    }
+}

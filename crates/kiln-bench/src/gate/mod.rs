@@ -1,0 +1,204 @@
+//! The correctness gate: what `kiln verify` runs, and what stands before every time.
+//!
+//! For each element type of the device, each case of the registry, some random ones, and rows both
+//! as allocated and cut out of wider ones:
+//!
+//! * outputs and every gradient against the float64 oracle;
+//! * the oracle's own gradients against finite differences;
+//! * every element of every kernel output written, and nothing outside it (an audit hands the
+//!   kernels poisoned outputs between guard bands);
+//! * right again after freed memory was filled with NaN, and the same bits as before;
+//! * kernel first and reference second, and the other way round, each time on fresh data, so that
+//!   an answer left in memory by the one is wrong for the other.
+
+mod execute;
+mod finite;
+mod fuzz;
+mod report;
+
+pub use execute::{Data, Run, execute, poison};
+pub use report::{Check, Outcome, Report};
+
+use crate::host::Layout;
+use crate::registry::{Case, Holds, Operator};
+use burn::tensor::{DType, Device};
+use kiln_ops::oracle::distance;
+use kiln_ops::policy::{self, Implementation};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+/// How much the gate does.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Seed of the data.
+    pub seed: u64,
+    /// Random cases beside those of the registry.
+    pub fuzz: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { seed: 1, fuzz: 8 }
+    }
+}
+
+/// The implementation that `auto` would verify: the kernel if it has one that runs here.
+pub fn candidate(op: &dyn Operator, device: &Device) -> Implementation {
+    if op.spec().kernel && policy::is_cube(device) {
+        Implementation::Fused
+    } else {
+        Implementation::Reference
+    }
+}
+
+/// The float types of a device.
+pub fn dtypes(device: &Device) -> Vec<DType> {
+    [DType::F32, DType::BF16, DType::F16].into_iter().filter(|d| device.supports_dtype(*d)).collect()
+}
+
+/// Runs the gate for one operator and element type.
+pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
+    let implementation = candidate(op, device);
+    let mut gate = Gate {
+        op,
+        dtype,
+        device,
+        implementation,
+        rng: ChaCha8Rng::seed_from_u64(options.seed),
+        report: Report::new(op.spec().name, dtype, policy::device_name(device), implementation),
+    };
+    let mut cases = op.cases();
+    cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
+    for case in &cases {
+        for layout in [Layout::Allocated, Layout::Cut] {
+            gate.case(case, layout);
+        }
+    }
+    gate.report.cases = cases.len();
+    if let Some(case) = cases.iter().max_by_key(|case| fuzz::moderate(case)) {
+        gate.orders(case);
+        gate.finite_differences(case);
+    }
+    gate.report
+}
+
+struct Gate<'a> {
+    op: &'a dyn Operator,
+    dtype: DType,
+    device: &'a Device,
+    implementation: Implementation,
+    rng: ChaCha8Rng,
+    report: Report,
+}
+
+impl Gate<'_> {
+    fn case(&mut self, case: &Case, layout: Layout) {
+        let what = format!("{case}{}", if layout == Layout::Cut { ", cut rows" } else { "" });
+        let data = match Data::random(self.op, case, self.dtype, &mut self.rng) {
+            Ok(data) => data,
+            Err(error) => return self.report.fail(Check::Forward, &what, error),
+        };
+        let (op, dtype, device, implementation) = (self.op, self.dtype, self.device, self.implementation);
+        let run = || execute(op, &data, dtype, layout, device, implementation);
+
+        let (first, findings) = execute::audited(run);
+        for (check, error) in findings {
+            self.report.fail(check, &what, error);
+        }
+        self.compare(&data, first.as_ref(), &what);
+
+        poison(&data, self.dtype, self.device);
+        let again = run();
+        self.compare(&data, again.as_ref(), &format!("{what}, freed memory poisoned"));
+        if let (Ok(first), Ok(again)) = (first, again)
+            && !first.same_bits(&again)
+        {
+            self.report.fail(Check::Repeat, &what, "two runs on the same data differ".into());
+        }
+    }
+
+    /// Kernel and reference in turn, each on data of its own.
+    fn orders(&mut self, case: &Case) {
+        let other = match self.implementation {
+            Implementation::Fused => Implementation::Reference,
+            _ => return,
+        };
+        for order in [[self.implementation, other, self.implementation], [other, self.implementation, other]] {
+            for (turn, implementation) in order.into_iter().enumerate() {
+                let Ok(data) = Data::random(self.op, case, self.dtype, &mut self.rng) else { return };
+                let run = execute(self.op, &data, self.dtype, Layout::Allocated, self.device, implementation);
+                let what = format!("{case}, {implementation} in turn {turn} of {} first", order[0]);
+                match run {
+                    Err(error) => self.report.fail(Check::Order, &what, error),
+                    Ok(run) => {
+                        for (_, error) in self.errors(&data, &run) {
+                            self.report.fail(Check::Order, &what, error);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn finite_differences(&mut self, case: &Case) {
+        if !self.op.spec().differentiable {
+            return;
+        }
+        for case in self.op.cases().iter().filter(|c| finite::small(c)).chain([case]).take(3) {
+            if let Err(error) = finite::check(self.op, case, &mut self.rng) {
+                self.report.fail(Check::FiniteDifferences, &case.to_string(), error);
+            }
+        }
+    }
+
+    fn compare(&mut self, data: &Data, run: Result<&Run, &String>, what: &str) {
+        let run = match run {
+            Ok(run) => run,
+            Err(error) => return self.report.fail(Check::Forward, what, error.clone()),
+        };
+        let outputs = run.outputs.len();
+        for (i, (found, expected)) in run.all().zip(data.all()).enumerate() {
+            let distance = distance(&found.values, &expected.values);
+            let worst = if i < outputs { &mut self.report.forward } else { &mut self.report.backward };
+            *worst = worst.max(distance.relative);
+        }
+        for (i, error) in self.errors(data, run) {
+            let check = if i < outputs { Check::Forward } else { Check::Gradients };
+            self.report.fail(check, what, error);
+        }
+    }
+
+    /// Outputs and gradients that are too far from the oracle, by number and name.
+    fn errors(&self, data: &Data, run: &Run) -> Vec<(usize, String)> {
+        let spec = self.op.spec();
+        let names = spec.outputs.iter().map(|o| (o.name.to_string(), o.f32, spec.roundings.0)).chain(
+            spec.float_inputs().map(|i| {
+                let input = &spec.inputs[i];
+                (format!("grad.{}", input.name), input.holds == Holds::F32, spec.roundings.1)
+            }),
+        );
+        let pairs = run.all().zip(data.all());
+        let mut errors = vec![];
+        for (i, ((found, expected), (name, f32, roundings))) in pairs.zip(names).enumerate() {
+            let dtype = if f32 { DType::F32 } else { self.dtype };
+            if found.shape != expected.shape {
+                errors.push((i, format!("`{name}` has shape {:?}, not {:?}", found.shape, expected.shape)));
+                continue;
+            }
+            let distance = distance(&found.values, &expected.values);
+            // An f32 result of half inputs still carries the roundings on the way to it.
+            let allowed = distance.within(dtype, roundings)
+                || (f32 && spec.rounds_inside && distance.within(self.dtype, roundings));
+            if !allowed {
+                errors.push((
+                    i,
+                    format!(
+                        "`{name}` is off by {:.1e} of its norm, {:.1e} at most of its largest, {} not finite",
+                        distance.relative, distance.largest, distance.not_finite
+                    ),
+                ));
+            }
+        }
+        errors
+    }
+}

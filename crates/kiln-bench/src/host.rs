@@ -1,0 +1,144 @@
+//! Tensors on the host in float64, and their way to a device and back.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use rand::{Rng, RngExt};
+
+/// A tensor on the host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostTensor {
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Row-major numbers; integers are exact.
+    pub values: Vec<f64>,
+}
+
+impl HostTensor {
+    /// From a shape and its numbers.
+    pub fn new(shape: impl Into<Vec<usize>>, values: Vec<f64>) -> Self {
+        let shape = shape.into();
+        debug_assert_eq!(shape.iter().product::<usize>(), values.len());
+        Self { shape, values }
+    }
+
+    /// Normal numbers around `mean`.
+    pub fn normal(shape: &[usize], mean: f64, rng: &mut impl Rng) -> Self {
+        let n = shape.iter().product();
+        let mut spare = None;
+        let values = (0..n).map(|_| mean + normal(rng, &mut spare)).collect();
+        Self::new(shape, values)
+    }
+
+    /// The numbers as integers.
+    pub fn integers(&self) -> Vec<i64> {
+        self.values.iter().map(|v| *v as i64).collect()
+    }
+
+    /// As `dtype` holds it.
+    pub fn rounded(mut self, dtype: DType) -> Self {
+        let data = TensorData::new(self.values, self.shape.clone()).convert_dtype(dtype);
+        self.values = data.iter::<f64>().collect();
+        self
+    }
+}
+
+/// Box and Muller.
+fn normal(rng: &mut impl Rng, spare: &mut Option<f64>) -> f64 {
+    if let Some(value) = spare.take() {
+        return value;
+    }
+    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * rng.random::<f64>()).sin_cos();
+    *spare = Some(radius * sin);
+    radius * cos
+}
+
+/// How a float input lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// As the device allocates it; CUDA pitches rows.
+    Allocated,
+    /// Rows cut out of a wider tensor.
+    Cut,
+}
+
+/// Columns on either side of a cut row.
+const PAD: usize = 4;
+
+/// A tensor on a device, as an operator's input.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// Rows of the last dimension, cut from `leaf`, which gets the gradient.
+    Float {
+        /// What was uploaded.
+        leaf: Tensor<2>,
+        /// The rows of the input.
+        rows: Tensor<2>,
+        /// Shape of the input.
+        shape: Vec<usize>,
+    },
+    /// Integers.
+    Int {
+        /// Flat.
+        flat: Tensor<1, Int>,
+        /// Shape of the input.
+        shape: Vec<usize>,
+    },
+}
+
+impl Input {
+    /// Uploads a float input; `gradient` asks for its gradient.
+    pub fn float(host: &HostTensor, dtype: DType, layout: Layout, gradient: bool, device: &Device) -> Self {
+        let width = host.shape.last().copied().unwrap_or(1);
+        let rows = host.values.len().checked_div(width).unwrap_or(0);
+        let pad = if layout == Layout::Cut { PAD } else { 0 };
+        let mut values = Vec::with_capacity(rows * (width + 2 * pad));
+        for row in host.values.chunks(width.max(1)) {
+            values.extend(std::iter::repeat_n(7.0, pad));
+            values.extend_from_slice(row);
+            values.extend(std::iter::repeat_n(-7.0, pad));
+        }
+        let data = TensorData::new(values, [rows, width + 2 * pad]).convert_dtype(dtype);
+        let mut leaf = Tensor::<2>::from_data(data, (device, dtype));
+        if gradient {
+            leaf = leaf.autodiff().require_grad();
+        }
+        let rows = if pad > 0 { leaf.clone().narrow(1, pad, width) } else { leaf.clone() };
+        Self::Float { leaf, rows, shape: host.shape.clone() }
+    }
+
+    /// Uploads an integer input.
+    pub fn int(host: &HostTensor, gradient: bool, device: &Device) -> Self {
+        let flat = Tensor::<1, Int>::from_data(TensorData::from(host.integers().as_slice()), device);
+        let flat = if gradient { flat.autodiff() } else { flat };
+        Self::Int { flat, shape: host.shape.clone() }
+    }
+
+    /// Shape of the input.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Self::Float { shape, .. } | Self::Int { shape, .. } => shape,
+        }
+    }
+}
+
+/// Flat numbers of a device tensor, or why they could not be read.
+pub fn download<const D: usize>(tensor: &Tensor<D>) -> Result<Vec<f64>, String> {
+    let data = tensor.try_to_data().map_err(|e| first_line(&format!("{e:?}")))?;
+    Ok(data.iter::<f64>().collect())
+}
+
+/// The gradient of an input, without the columns it was cut from.
+pub fn gradient(leaf: &Tensor<2>, shape: &[usize], grads: &burn::tensor::Gradients) -> Result<Option<HostTensor>, String> {
+    let Some(grad) = leaf.grad(grads) else { return Ok(None) };
+    let width = shape.last().copied().unwrap_or(1);
+    let all = grad.dims()[1];
+    let pad = (all - width) / 2;
+    let values = download(&grad)?;
+    let values = values.chunks(all.max(1)).flat_map(|row| row[pad..pad + width].to_vec()).collect();
+    Ok(Some(HostTensor::new(shape, values)))
+}
+
+/// The first line of a text.
+pub(crate) fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_string()
+}

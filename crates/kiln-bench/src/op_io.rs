@@ -1,0 +1,313 @@
+//! `kiln op`: one operator on tensors from a safetensors file, outputs and gradients to another.
+
+use crate::attributes::Attributes;
+use crate::gate::{self, Data};
+use crate::host::{HostTensor, Layout};
+use crate::registry::{Holds, Operator, Spec, all};
+use burn::tensor::{DType, TensorData};
+use kiln_ops::device::Opened;
+use kiln_ops::policy::{self, Implementation};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What to run on what.
+pub struct Request {
+    /// Operator.
+    pub op: &'static dyn Operator,
+    /// File with the inputs.
+    pub input: PathBuf,
+    /// File to write.
+    pub output: PathBuf,
+    /// Device.
+    pub opened: Opened,
+    /// Implementation.
+    pub kernel: Implementation,
+    /// Attributes, `key=value`.
+    pub set: Vec<String>,
+}
+
+/// The operators: inputs with shapes, attributes with defaults, outputs.
+pub fn list() -> String {
+    let shape = |shape: &[&str]| format!("[{}]", shape.join(", "));
+    let mut text = String::new();
+    for op in all() {
+        let spec = op.spec();
+        text += &format!("{}: {}\n", spec.name, spec.formula);
+        for input in spec.inputs {
+            let holds = match input.holds {
+                Holds::Float => "",
+                Holds::F32 => " F32",
+                Holds::Classes(_) => " I64 or I32",
+            };
+            text += &format!("  input      {} {}{holds}\n", input.name, shape(input.shape));
+        }
+        for attribute in spec.attributes {
+            text += &format!("  attribute  {} ({})\n", attribute.name, attribute.default);
+        }
+        for output in spec.outputs {
+            let f32 = if output.f32 { " F32" } else { "" };
+            text += &format!("  output     {} {}{f32}\n", output.name, shape(output.shape));
+        }
+    }
+    text.trim_end().to_string()
+}
+
+/// Runs the request; the output file appears whole or not at all.
+///
+/// # Errors
+///
+/// One line that names the tensor or attribute and what was expected.
+pub fn run(request: &Request) -> Result<(), String> {
+    let spec = request.op.spec();
+    let bytes = std::fs::read(&request.input)
+        .map_err(|e| format!("cannot read {}: {e}", request.input.display()))?;
+    let file = |e| format!("{}: not a whole safetensors file: {e}", request.input.display());
+    let tensors = SafeTensors::deserialize(&bytes).map_err(file)?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(file)?;
+    known_names(spec, &tensors)?;
+    let attributes = attributes(spec, request, header.metadata().as_ref())?;
+    let (inputs, dtype) = inputs(spec, &tensors)?;
+    let shapes: Vec<_> = inputs.iter().map(|tensor| tensor.shape.clone()).collect();
+    let dims = spec.dims(&shapes)?;
+    for (input, tensor) in spec.inputs.iter().zip(&inputs) {
+        if tensor.values.is_empty() {
+            let shape = &tensor.shape;
+            return Err(format!("{}: `{}` has no elements, its shape is {shape:?}", spec.name, input.name));
+        }
+        if let Holds::Classes(dim) = input.holds {
+            classes(spec, input.name, tensor, dims[dim][0], attributes.integer("ignore_index"))?;
+        }
+    }
+    let cotangents = cotangents(spec, &tensors, &dims, dtype)?;
+
+    let device = &request.opened.device;
+    if !device.supports_dtype(dtype) {
+        return Err(format!("{}: {} does not have {dtype:?}", spec.name, request.opened.name));
+    }
+    let fused = policy::force(request.kernel, || {
+        policy::fused(&policy::Call {
+            op: spec.name,
+            elements: inputs[0].values.len(),
+            dtype,
+            device,
+            has_kernel: spec.kernel,
+        })
+    })
+    .map_err(|e| e.to_string())?;
+    let implementation = if fused { Implementation::Fused } else { Implementation::Reference };
+    let placeholders = spec.outputs.iter().map(|output| {
+        let shape = spec.output_shape(output, &dims);
+        let n = shape.iter().product();
+        HostTensor::new(shape, vec![0.0; n])
+    });
+    let data = Data { inputs, attributes, cotangents, outputs: placeholders.collect(), gradients: vec![] };
+    let run = gate::execute(request.op, &data, dtype, Layout::Allocated, device, implementation)
+        .map_err(|e| if e.starts_with(spec.name) { e } else { format!("{}: {e}", spec.name) })?;
+
+    let mut results = vec![];
+    for (output, tensor) in spec.outputs.iter().zip(&run.outputs) {
+        let dtype = if output.f32 { DType::F32 } else { dtype };
+        results.push((output.name.to_string(), encode(tensor, dtype)?));
+    }
+    for (index, tensor) in spec.float_inputs().zip(&run.gradients) {
+        let input = &spec.inputs[index];
+        let dtype = if input.holds == Holds::F32 { DType::F32 } else { dtype };
+        results.push((format!("grad.{}", input.name), encode(tensor, dtype)?));
+    }
+    let metadata = HashMap::from([
+        ("op".to_string(), spec.name.to_string()),
+        ("device".into(), request.opened.name.clone()),
+        ("kernel".into(), implementation.to_string()),
+        ("dtype".into(), format!("{dtype:?}").to_lowercase()),
+    ]);
+    write(&request.output, &results, metadata)
+}
+
+/// Refuses tensors that are neither an input nor the cotangent of an output.
+fn known_names(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(), String> {
+    let inputs = spec.inputs.iter().map(|i| i.name.to_string());
+    let known: Vec<String> =
+        inputs.chain(spec.outputs.iter().map(|o| format!("grad.{}", o.name))).collect();
+    let mut names = tensors.names();
+    names.sort_unstable();
+    match names.iter().find(|name| !known.iter().any(|k| k == *name)) {
+        Some(name) => Err(format!("{}: unknown tensor `{name}`, expected {}", spec.name, known.join(", "))),
+        None => Ok(()),
+    }
+}
+
+/// From `--set`, else the file's metadata, else the default.
+fn attributes(
+    spec: &Spec,
+    request: &Request,
+    metadata: Option<&HashMap<String, String>>,
+) -> Result<Attributes, String> {
+    let known = |key: &str| spec.attributes.iter().any(|a| a.name == key);
+    let mut given = BTreeMap::new();
+    for (key, value) in metadata.into_iter().flatten().filter(|(key, _)| known(key)) {
+        given.insert(key.clone(), value.clone());
+    }
+    for text in &request.set {
+        let (key, value) =
+            text.split_once('=').ok_or_else(|| format!("--set {text}: expected key=value"))?;
+        if !known(key) {
+            let names: Vec<_> = spec.attributes.iter().map(|a| a.name).collect();
+            let expected = if names.is_empty() { "none".into() } else { names.join(", ") };
+            return Err(format!("{}: unknown attribute `{key}`, expected {expected}", spec.name));
+        }
+        given.insert(key.to_string(), value.to_string());
+    }
+    Attributes::read(spec.name, spec.attributes, &given)
+}
+
+/// The inputs and the element type of the operation.
+fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DType), String> {
+    let mut dtype = None;
+    let mut inputs = vec![];
+    for input in spec.inputs {
+        let name = input.name;
+        let missing = |_| {
+            format!("{}: missing tensor `{name}`, expected [{}]", spec.name, input.shape.join(", "))
+        };
+        let view = tensors.tensor(name).map_err(missing)?;
+        let found = view.dtype();
+        let wrong = |expected: &str| {
+            format!("{}: `{name}` is {found:?}, expected {expected}", spec.name)
+        };
+        match input.holds {
+            Holds::Classes(_) if !matches!(found, Dtype::I64 | Dtype::I32) => {
+                return Err(wrong("I64 or I32"));
+            }
+            Holds::Classes(_) => {}
+            Holds::F32 if found != Dtype::F32 => return Err(wrong("F32")),
+            Holds::F32 => {}
+            Holds::Float => {
+                let float = float_dtype(found).ok_or_else(|| wrong("F32, BF16 or F16"))?;
+                let first = *dtype.get_or_insert(float);
+                if float != first {
+                    return Err(wrong(&format!("{first:?} like the first input")));
+                }
+            }
+        }
+        inputs.push(decode(&view));
+    }
+    Ok((inputs, dtype.unwrap_or(DType::F32)))
+}
+
+/// One for each output if any is given, zero where it is not; none without a backward.
+fn cotangents(
+    spec: &Spec,
+    tensors: &SafeTensors<'_>,
+    dims: &crate::registry::Dims,
+    dtype: DType,
+) -> Result<Vec<HostTensor>, String> {
+    let given = spec.outputs.iter().any(|o| tensors.tensor(&format!("grad.{}", o.name)).is_ok());
+    if !given {
+        return Ok(vec![]);
+    }
+    if !spec.differentiable {
+        return Err(format!("{}: has no backward, so it takes no cotangent", spec.name));
+    }
+    let mut cotangents = vec![];
+    for output in spec.outputs {
+        let name = format!("grad.{}", output.name);
+        let shape = spec.output_shape(output, dims);
+        let Ok(view) = tensors.tensor(&name) else {
+            let n = shape.iter().product();
+            cotangents.push(HostTensor::new(shape, vec![0.0; n]));
+            continue;
+        };
+        if view.shape() != shape {
+            let found = view.shape();
+            return Err(format!("{}: `{name}` has shape {found:?}, expected {shape:?}", spec.name));
+        }
+        let own = if output.f32 { DType::F32 } else { dtype };
+        if !matches!(float_dtype(view.dtype()), Some(d) if d == own || d == DType::F32) {
+            let found = view.dtype();
+            return Err(format!("{}: `{name}` is {found:?}, expected {own:?} or F32", spec.name));
+        }
+        cotangents.push(decode(&view));
+    }
+    Ok(cotangents)
+}
+
+fn classes(
+    spec: &Spec,
+    name: &str,
+    tensor: &HostTensor,
+    classes: usize,
+    ignored: i64,
+) -> Result<(), String> {
+    let wrong = |t: &i64| *t != ignored && !(0..classes as i64).contains(t);
+    match tensor.integers().iter().enumerate().find(|(_, t)| wrong(t)) {
+        None => Ok(()),
+        Some((at, found)) => Err(format!(
+            "{}: `{name}` is {found} at position {at}, expected 0 to {} or {ignored} (ignored)",
+            spec.name,
+            classes - 1
+        )),
+    }
+}
+
+fn float_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::BF16 => Some(DType::BF16),
+        Dtype::F16 => Some(DType::F16),
+        _ => None,
+    }
+}
+
+fn decode(view: &TensorView<'_>) -> HostTensor {
+    let bytes = view.data();
+    let half = |convert: fn(u16) -> f32| -> Vec<f64> {
+        bytes.chunks_exact(2).map(|b| f64::from(convert(u16::from_le_bytes([b[0], b[1]])))).collect()
+    };
+    let values = match view.dtype() {
+        Dtype::BF16 => half(|bits| half::bf16::from_bits(bits).to_f32()),
+        Dtype::F16 => half(|bits| half::f16::from_bits(bits).to_f32()),
+        Dtype::I64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect(),
+        Dtype::I32 => {
+            bytes.as_chunks::<4>().0.iter().map(|b| f64::from(i32::from_le_bytes(*b))).collect()
+        }
+        _ => bytes.as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+    };
+    HostTensor::new(view.shape(), values)
+}
+
+type Encoded = (Dtype, Vec<usize>, Vec<u8>);
+
+fn encode(tensor: &HostTensor, dtype: DType) -> Result<Encoded, String> {
+    let data = TensorData::new(tensor.values.clone(), tensor.shape.clone()).convert_dtype(dtype);
+    let kind = match dtype {
+        DType::BF16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        _ => Dtype::F32,
+    };
+    Ok((kind, tensor.shape.clone(), data.as_bytes().to_vec()))
+}
+
+/// To a temporary file beside it first.
+fn write(
+    path: &Path,
+    results: &[(String, Encoded)],
+    metadata: HashMap<String, String>,
+) -> Result<(), String> {
+    let failed = |e: &dyn std::fmt::Display| format!("cannot write {}: {e}", path.display());
+    let mut views = vec![];
+    for (name, (dtype, shape, bytes)) in results {
+        let view = TensorView::new(*dtype, shape.clone(), bytes).map_err(|e| failed(&e))?;
+        views.push((name.clone(), view));
+    }
+    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| failed(&e))?;
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| failed(&e))?;
+    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(|e| failed(&e))?;
+    file.persist(path).map_err(|e| failed(&e))?;
+    Ok(())
+}

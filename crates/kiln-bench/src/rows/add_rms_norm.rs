@@ -1,0 +1,88 @@
+//! add_rms_norm.
+
+use super::elements;
+use super::rms_norm::{GATE, LARGE, TRAIN, eps_for};
+use crate::attributes::{Attribute, Kind};
+use crate::host::HostTensor;
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::{OpError, add_rms_norm::add_rms_norm, oracle::add_rms_norm as oracle};
+
+pub(crate) struct Row;
+
+const SPEC: Spec = Spec {
+    name: "add_rms_norm",
+    formula: "sum = x + residual, y = rms_norm(sum)",
+    inputs: &[
+        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.3, fan_in: false },
+        InputSpec { name: "residual", shape: &["...", "D"], holds: Holds::Float, mean: -0.1, fan_in: false },
+        InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: false },
+    ],
+    attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
+    outputs: &[
+        OutputSpec { name: "sum", shape: &["...", "D"], f32: false },
+        OutputSpec { name: "y", shape: &["...", "D"], f32: false },
+    ],
+    differentiable: true,
+    kernel: true,
+    // The sum is rounded before it is normalised.
+    roundings: (2, 2),
+    rounds_inside: false,
+};
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let weight = call.rows(2).flatten(0, 1);
+        let eps = call.attributes.number("eps");
+        let (sum, y) = add_rms_norm(call.rows(0), call.rows(1), weight, eps)?;
+        Ok(vec![sum.flatten(0, 1), y.flatten(0, 1)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let [x, residual, weight] = call.inputs else { unreachable!("three inputs") };
+        let eps = call.attributes.number("eps");
+        let (sum, y) = oracle::forward(&x.values, &residual.values, &weight.values, eps);
+        vec![HostTensor::new(x.shape.clone(), sum), HostTensor::new(x.shape.clone(), y)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, cotangents: &[HostTensor]) -> Vec<HostTensor> {
+        let [x, residual, weight] = call.inputs else { unreachable!("three inputs") };
+        let [dsum, dy] = cotangents else { unreachable!("two outputs") };
+        let eps = call.attributes.number("eps");
+        let (x_, r, w) = (&x.values, &residual.values, &weight.values);
+        let (dx, dw) = oracle::backward(x_, r, w, eps, &dsum.values, &dy.values);
+        let dx = HostTensor::new(x.shape.clone(), dx);
+        vec![dx.clone(), dx, HostTensor::new(weight.shape.clone(), dw)]
+    }
+
+    fn fit(&self, dims: &mut Dims) {
+        // One column cancels without a large eps, and the gate has that case.
+        dims.entry("D").and_modify(|d| d[0] = d[0].max(2));
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let case = |[m, d]: &[usize; 2]| eps_for(Case::new([&[*m, *d], &[*m, *d], &[*d]]), *d);
+        GATE.iter().map(case).collect()
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let sizes: &[[usize; 2]] = match scale {
+            Scale::Small => &[[2048, 128], [4096, 384]],
+            Scale::Train => &TRAIN,
+            Scale::Large => &LARGE,
+        };
+        sizes.iter().map(|[m, d]| Case::new([&[*m, *d], &[*m, *d], &[*d]])).collect()
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let (n, size) = (elements(case, 0), dtype.size() as f64);
+        (
+            Work { bytes: 4.0 * n * size, flops: 5.0 * n },
+            Work { bytes: 4.0 * n * size, flops: 11.0 * n },
+        )
+    }
+}

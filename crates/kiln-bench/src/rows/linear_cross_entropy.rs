@@ -1,0 +1,83 @@
+//! linear_cross_entropy.
+
+use super::elements;
+use crate::attributes::{Attribute, Kind};
+use crate::host::HostTensor;
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::cross_entropy::CrossEntropyOptions;
+use kiln_ops::linear_cross_entropy::linear_cross_entropy;
+use kiln_ops::{OpError, oracle::linear_cross_entropy as oracle};
+
+pub(crate) struct Row;
+
+const SPEC: Spec = Spec {
+    name: "linear_cross_entropy",
+    formula: "loss = cross_entropy(x·weight, targets), in chunks of rows",
+    inputs: &[
+        InputSpec { name: "x", shape: &["M", "D"], holds: Holds::Float, mean: 0.1, fan_in: false },
+        InputSpec { name: "weight", shape: &["D", "V"], holds: Holds::Float, mean: 0.0, fan_in: true },
+        InputSpec { name: "targets", shape: &["M"], holds: Holds::Classes("V"), mean: 0.0, fan_in: false },
+    ],
+    attributes: &[Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer }],
+    outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
+    differentiable: true,
+    kernel: false,
+    // The logits, then their gradient and what the products make of it.
+    roundings: (1, 4),
+    rounds_inside: true,
+};
+
+fn sizes(inputs: &[HostTensor]) -> [usize; 3] {
+    [inputs[0].shape[0], inputs[0].shape[1], inputs[1].shape[1]]
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let ignore_index = call.attributes.integer("ignore_index");
+        let options = CrossEntropyOptions { ignore_index, check_targets: false };
+        Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let [x, weight, targets] = call.inputs else { unreachable!("three inputs") };
+        let (sizes, ignore) = (sizes(call.inputs), call.attributes.integer("ignore_index"));
+        let loss = oracle::forward(&x.values, &weight.values, &targets.integers(), sizes, ignore);
+        vec![HostTensor::new([1], vec![loss])]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dloss: &[HostTensor]) -> Vec<HostTensor> {
+        let [x, weight, targets] = call.inputs else { unreachable!("three inputs") };
+        let (sizes, ignore) = (sizes(call.inputs), call.attributes.integer("ignore_index"));
+        let (t, dloss) = (targets.integers(), dloss[0].values[0]);
+        let (dx, dw) = oracle::backward(&x.values, &weight.values, &t, sizes, ignore, dloss);
+        vec![HostTensor::new(x.shape.clone(), dx), HostTensor::new(weight.shape.clone(), dw)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        [[1, 1, 2], [13, 7, 5], [33, 48, 257], [1100, 8, 31]]
+            .iter()
+            .map(|[m, d, v]| Case::new([&[*m, *d], &[*d, *v], &[*m]]))
+            .collect()
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let [m, d, v] = match scale {
+            Scale::Small => [2048, 128, 256],
+            Scale::Train => [8192, 768, 50_304],
+            Scale::Large => [32_768, 768, 50_304],
+        };
+        vec![Case::new([&[m, d], &[d, v], &[m]])]
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let (x, weight, size) = (elements(case, 0), elements(case, 1), dtype.size() as f64);
+        let flops = 2.0 * x * case.shapes[1][1] as f64;
+        let bytes = (x + weight) * size;
+        (Work { bytes, flops }, Work { bytes: 2.0 * bytes, flops: 2.0 * flops })
+    }
+}

@@ -1,0 +1,29 @@
+//! One row an operator.
+
+mod add_rms_norm;
+mod attention;
+mod cross_entropy;
+mod linear_cross_entropy;
+mod rms_norm;
+mod rope;
+mod swiglu;
+mod swiglu_mlp;
+
+use crate::registry::{Case, Operator};
+
+/// The registry's rows.
+pub(crate) const ALL: &[&dyn Operator] = &[
+    &rms_norm::Row,
+    &add_rms_norm::Row,
+    &rope::Row,
+    &swiglu::Row,
+    &swiglu_mlp::Row,
+    &attention::Row,
+    &cross_entropy::Row,
+    &linear_cross_entropy::Row,
+];
+
+/// Elements of an input of a case, as a number to count bytes and operations with.
+fn elements(case: &Case, input: usize) -> f64 {
+    case.shapes[input].iter().product::<usize>() as f64
+}

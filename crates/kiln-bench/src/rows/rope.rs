@@ -1,0 +1,99 @@
+//! rope.
+
+use super::elements;
+use crate::attributes::{Attribute, Attributes, Kind};
+use crate::host::HostTensor;
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::rope::{RopeLayout, RopeOptions, RopeTable, rope};
+use kiln_ops::{OpError, oracle::rope as oracle};
+
+pub(crate) struct Row;
+
+const SPEC: Spec = Spec {
+    name: "rope",
+    formula: "pairs turned by angle (t + offset) · base^(-2k/D): \
+              y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos",
+    inputs: &[InputSpec { name: "x", shape: &["B", "H", "T", "D"], holds: Holds::Float, mean: 0.2, fan_in: false }],
+    attributes: &[
+        Attribute { name: "base", default: "10000", kind: Kind::Above(0.0) },
+        Attribute { name: "layout", default: "half", kind: Kind::OneOf(&["half", "interleaved"]) },
+        Attribute { name: "offset", default: "0", kind: Kind::IntegerAtLeast(0) },
+        Attribute { name: "truncated", default: "false", kind: Kind::Flag },
+    ],
+    outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false }],
+    differentiable: true,
+    kernel: false,
+    roundings: (1, 1),
+    rounds_inside: false,
+};
+
+fn options(attributes: &Attributes) -> RopeOptions {
+    RopeOptions {
+        base: attributes.number("base"),
+        layout: match attributes.word("layout") {
+            "interleaved" => RopeLayout::Interleaved,
+            _ => RopeLayout::Half,
+        },
+        truncated: attributes.flag("truncated"),
+    }
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let x = call.float::<4>(0);
+        let [_, _, length, width] = x.dims();
+        let offset = call.attributes.integer("offset") as usize;
+        let options = options(call.attributes);
+        let table = RopeTable::window(offset, length, width, options, &x.device())?;
+        Ok(vec![rope(x, &table, 0)?.flatten(0, 3)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let x = &call.inputs[0];
+        let offset = call.attributes.integer("offset") as usize;
+        let y = oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options(call.attributes), offset);
+        vec![HostTensor::new(x.shape.clone(), y)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+        let shape = &call.inputs[0].shape;
+        let offset = call.attributes.integer("offset") as usize;
+        let options = options(call.attributes);
+        let dx = oracle::backward(&dy[0].values, [shape[2], shape[3]], &options, offset);
+        vec![HostTensor::new(shape.clone(), dx)]
+    }
+
+    fn fit(&self, dims: &mut Dims) {
+        dims.entry("D").and_modify(|d| d[0] *= 2);
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        vec![
+            Case::new([&[1, 1, 1, 2]]),
+            Case::new([&[2, 3, 17, 48]]),
+            Case::new([&[1, 2, 129, 80]]).with("offset", 37),
+            Case::new([&[2, 1, 5, 6]]).with("layout", "interleaved").with("base", 500),
+            Case::new([&[1, 3, 31, 64]]).with("truncated", true).with("offset", 3),
+        ]
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let sizes: &[[usize; 4]] = match scale {
+            Scale::Small => &[[16, 4, 128, 32]],
+            Scale::Train => &[[32, 12, 1024, 64]],
+            Scale::Large => &[[8, 40, 2048, 128]],
+        };
+        sizes.iter().map(|shape| Case::new([shape])).collect()
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let n = elements(case, 0);
+        let work = Work { bytes: 2.0 * n * dtype.size() as f64, flops: 3.0 * n };
+        (work, work)
+    }
+}

@@ -1,0 +1,69 @@
+//! swiglu.
+
+use super::elements;
+use crate::host::HostTensor;
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::{OpError, oracle::swiglu as oracle, swiglu::swiglu};
+
+pub(crate) struct Row;
+
+const SPEC: Spec = Spec {
+    name: "swiglu",
+    formula: "y = silu(gate) · up",
+    inputs: &[
+        InputSpec { name: "gate", shape: &["...", "F"], holds: Holds::Float, mean: 0.1, fan_in: false },
+        InputSpec { name: "up", shape: &["...", "F"], holds: Holds::Float, mean: 0.2, fan_in: false },
+    ],
+    attributes: &[],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "F"], f32: false }],
+    differentiable: true,
+    kernel: false,
+    roundings: (1, 1),
+    rounds_inside: false,
+};
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        Ok(vec![swiglu(call.rows(0), call.rows(1))?.flatten(0, 1)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let [gate, up] = call.inputs else { unreachable!("two inputs") };
+        vec![HostTensor::new(gate.shape.clone(), oracle::forward(&gate.values, &up.values))]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+        let [gate, up] = call.inputs else { unreachable!("two inputs") };
+        let (dgate, dup) = oracle::backward(&gate.values, &up.values, &dy[0].values);
+        vec![HostTensor::new(gate.shape.clone(), dgate), HostTensor::new(up.shape.clone(), dup)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        [[1, 1], [13, 7], [33, 80], [5, 257], [128, 1000]]
+            .iter()
+            .map(|shape| Case::new([shape, shape]))
+            .collect()
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let shape = match scale {
+            Scale::Small => [2048, 384],
+            Scale::Train => [32_768, 2048],
+            Scale::Large => [8192, 32_768],
+        };
+        vec![Case::new([&shape, &shape])]
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let (n, size) = (elements(case, 0), dtype.size() as f64);
+        (
+            Work { bytes: 3.0 * n * size, flops: 5.0 * n },
+            Work { bytes: 5.0 * n * size, flops: 11.0 * n },
+        )
+    }
+}

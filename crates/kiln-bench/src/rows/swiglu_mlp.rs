@@ -1,0 +1,81 @@
+//! swiglu_mlp.
+
+use super::elements;
+use crate::host::HostTensor;
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::{OpError, oracle::swiglu_mlp as oracle, swiglu_mlp::swiglu_mlp};
+
+pub(crate) struct Row;
+
+const SPEC: Spec = Spec {
+    name: "swiglu_mlp",
+    formula: "y = (silu(x·w_gate) · (x·w_up)) · w_down",
+    inputs: &[
+        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.1, fan_in: false },
+        InputSpec { name: "w_gate", shape: &["D", "F"], holds: Holds::Float, mean: 0.0, fan_in: true },
+        InputSpec { name: "w_up", shape: &["D", "F"], holds: Holds::Float, mean: 0.0, fan_in: true },
+        InputSpec { name: "w_down", shape: &["F", "D"], holds: Holds::Float, mean: 0.0, fan_in: true },
+    ],
+    attributes: &[],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
+    differentiable: true,
+    kernel: false,
+    // gate, magnified up to twice by silu, hidden, y; backward: the same way back, and the sum.
+    roundings: (4, 8),
+    rounds_inside: false,
+};
+
+fn sizes(inputs: &[HostTensor]) -> [usize; 3] {
+    let [width, inner] = [inputs[1].shape[0], inputs[1].shape[1]];
+    [inputs[0].values.len() / width.max(1), width, inner]
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let y = swiglu_mlp(call.rows(0), call.rows(1), call.rows(2), call.rows(3))?;
+        Ok(vec![y.flatten(0, 1)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
+        let sizes = sizes(call.inputs);
+        let y = oracle::forward(&x.values, &gate.values, &up.values, &down.values, sizes);
+        vec![HostTensor::new(x.shape.clone(), y)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+        let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
+        let (sizes, dy) = (sizes(call.inputs), &dy[0].values);
+        let grads = oracle::backward(&x.values, &gate.values, &up.values, &down.values, sizes, dy);
+        grads.into_iter().zip(call.inputs).map(|(g, i)| HostTensor::new(i.shape.clone(), g)).collect()
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        [[1, 1, 1], [7, 5, 3], [33, 16, 48], [17, 31, 80]]
+            .iter()
+            .map(|[m, d, f]| Case::new([&[*m, *d], &[*d, *f], &[*d, *f], &[*f, *d]]))
+            .collect()
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let [m, d, f] = match scale {
+            Scale::Small => [2048, 128, 384],
+            Scale::Train => [32_768, 768, 2048],
+            Scale::Large => [65_536, 768, 2048],
+        };
+        vec![Case::new([&[m, d], &[d, f], &[d, f], &[f, d]])]
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let (x, weight, size) = (elements(case, 0), elements(case, 1), dtype.size() as f64);
+        let inner = case.shapes[1][1] as f64;
+        let bytes = (2.0 * x + 3.0 * weight) * size;
+        let flops = 6.0 * x * inner;
+        (Work { bytes, flops }, Work { bytes: 1.5 * bytes + 3.0 * weight * size, flops: 2.0 * flops })
+    }
+}

@@ -1,0 +1,117 @@
+//! `kiln bench`: times behind the gate, and runs side by side.
+
+use anyhow::{Context, anyhow, bail};
+use kiln_bench::bench::{self, Ceilings, Plan, Run};
+use kiln_bench::registry::Scale;
+use kiln_ops::device;
+use kiln_ops::policy::{Policy, Table};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Arguments of `kiln bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Operators; all if none is named.
+    ops: Vec<String>,
+    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Sizes to time.
+    #[arg(long, value_enum, default_value_t = Shapes::Train)]
+    shapes: Shapes,
+    /// Element type: f32, bf16 or f16; bf16 on CUDA and f32 elsewhere if none is given.
+    #[arg(long)]
+    dtype: Option<String>,
+    /// Bursts of each implementation.
+    #[arg(long, default_value_t = 12)]
+    rounds: usize,
+    /// Write the run to this file too.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Write what `auto` learns from it, as a policy for `kiln train --policy`.
+    #[arg(long)]
+    policy: Option<PathBuf>,
+    /// Print Markdown.
+    #[arg(long)]
+    markdown: bool,
+    /// Put runs written by --json, or by benches/peers, side by side instead of timing.
+    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["json", "policy"])]
+    compare: Vec<PathBuf>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Shapes {
+    Small,
+    Train,
+    Large,
+}
+
+/// Times, or compares.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if !args.compare.is_empty() {
+        let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
+        println!("{}", bench::compare(&runs?, args.markdown));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ops = super::operators(&args.ops)?;
+    let opened = device::open(&args.device)?;
+    eprintln!("device: {}", opened.why);
+    let dtype = match args.dtype.as_deref() {
+        Some(name) => super::dtype(name)?,
+        None if opened.name.starts_with("cuda") => super::dtype("bf16")?,
+        None => super::dtype("f32")?,
+    };
+    if !opened.device.supports_dtype(dtype) {
+        bail!("{} does not have {dtype:?}", opened.name);
+    }
+    let scale = match args.shapes {
+        Shapes::Small => Scale::Small,
+        Shapes::Train => Scale::Train,
+        Shapes::Large => Scale::Large,
+    };
+    let plan = Plan { scale, dtype, rounds: args.rounds.max(1) };
+    let mut run = Run::new(&opened.device, command());
+    run.ceilings = Some(Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?);
+    let mut red = vec![];
+    let mut table = Table::default();
+    for op in ops {
+        match bench::bench(op, &plan, &opened.device, &mut run, &mut |line| eprintln!("{line}")) {
+            Ok(()) => {
+                let measured =
+                    op.shapes(scale).into_iter().filter_map(|c| run.measured(op, &c, dtype));
+                table.0.extend(measured);
+            }
+            Err(error) => red.push(error),
+        }
+    }
+    println!("{}", bench::table(&run, args.markdown));
+    for error in &red {
+        println!("{error}");
+    }
+    if let Some(path) = args.json {
+        write(&path, &serde_json::to_string_pretty(&run)?)?;
+    }
+    if let Some(path) = args.policy {
+        write(&path, &toml::to_string_pretty(&Policy { table, ..Policy::default() })?)?;
+    }
+    Ok(if red.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// The command line, as one would type it.
+fn command() -> String {
+    std::iter::once("kiln".to_string())
+        .chain(std::env::args().skip(1))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn read(path: &Path) -> anyhow::Result<Run> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("{} is no run of the bench", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

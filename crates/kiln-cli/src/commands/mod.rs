@@ -1,0 +1,30 @@
+//! The subcommands, one file each.
+
+pub mod bench;
+pub mod data;
+pub mod generate;
+pub mod op;
+pub mod train;
+pub mod verify;
+
+/// The operators with these names; all if there are none.
+pub fn operators(
+    names: &[String],
+) -> anyhow::Result<Vec<&'static dyn kiln_bench::registry::Operator>> {
+    use kiln_bench::registry;
+    if names.is_empty() {
+        return Ok(registry::all().to_vec());
+    }
+    names.iter().map(|name| registry::find(name).map_err(|e| anyhow::anyhow!(e))).collect()
+}
+
+/// The element type of this name.
+pub fn dtype(name: &str) -> anyhow::Result<burn::tensor::DType> {
+    use burn::tensor::DType;
+    match name {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::BF16),
+        "f16" => Ok(DType::F16),
+        other => anyhow::bail!("unknown element type `{other}`, expected f32, bf16 or f16"),
+    }
+}

@@ -1,0 +1,108 @@
+//! `kiln train`: trains as a configuration describes it, or goes on with a run.
+
+use crate::progress::{Preparing, Progress};
+use anyhow::Context;
+use kiln_lm::config::{self, Config};
+use kiln_lm::data;
+use kiln_lm::run::RunDir;
+use kiln_lm::train::{Outcome, Trainer};
+use kiln_ops::device;
+use kiln_ops::policy::{self, Implementation, Policy};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Arguments of `kiln train`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Configuration.
+    #[arg(default_value = "configs/quickstart.toml")]
+    config: PathBuf,
+    /// Overrides a value of the configuration: section.key=value.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Go on with the run in `train.out` from its last checkpoint, with the configuration it was
+    /// started with and the overrides given now.
+    #[arg(long)]
+    resume: bool,
+    /// Print the effective configuration and do nothing.
+    #[arg(long)]
+    print_config: bool,
+    /// Which implementation of the operators runs: auto, fused or reference.
+    #[arg(long, default_value_t = Implementation::Auto)]
+    kernel: Implementation,
+}
+
+/// Trains.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let config = config(&args)?;
+    if args.print_config {
+        print!("{}", config::to_toml(&config)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    policy::set(Policy { default: args.kernel, ..policy::get() });
+    let opened = device::open(&args.device)?;
+    eprintln!("device: {}", opened.why);
+
+    let mut preparing = Preparing::new();
+    let dataset = data::prepare(&config.data, Path::new(""), &mut |p| preparing.show(p))?;
+    preparing.finish();
+    let out = config.train.out.clone();
+    let mut trainer = if args.resume {
+        Trainer::resume(config, dataset, &opened.device)?
+    } else {
+        Trainer::new(config, dataset, &opened.device)?
+    };
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut progress = Progress::new(&out);
+    stop_on_ctrl_c(&stop, &progress)?;
+    let summary = trainer.run(&mut progress, &stop)?;
+    progress.finish(&summary);
+    if summary.outcome == Outcome::Stopped {
+        eprintln!("stopped at step {}; go on with: {}", summary.step, resume_command(&args));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The configuration in the file, or that of the run to go on with, with the overrides.
+fn config(args: &Args) -> anyhow::Result<Config> {
+    let config = config::load(&args.config, &args.set)?;
+    if !args.resume {
+        return Ok(config);
+    }
+    let run = RunDir::open(&config.train.out)?;
+    let saved = run.load_config(&args.set)?;
+    if saved != config {
+        eprintln!(
+            "note: {} differs from {}, which the run was started with and which counts",
+            args.config.display(),
+            run.config().display()
+        );
+    }
+    Ok(saved)
+}
+
+/// The first Ctrl-C asks the trainer to stop, the second ends the program.
+fn stop_on_ctrl_c(stop: &Arc<AtomicBool>, progress: &Progress) -> anyhow::Result<()> {
+    let (stop, printer) = (stop.clone(), progress.printer());
+    let handler = move || {
+        if stop.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+        printer.print("finishing the step and saving; Ctrl-C again ends at once");
+    };
+    ctrlc::set_handler(handler).context("cannot listen to Ctrl-C")
+}
+
+fn resume_command(args: &Args) -> String {
+    let mut command = format!("kiln train {}", args.config.display());
+    for set in &args.set {
+        command += &format!(" --set '{set}'");
+    }
+    command + " --resume"
+}

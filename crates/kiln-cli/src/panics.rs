@@ -1,0 +1,29 @@
+//! What the user sees of a bug: one line instead of a panic message.
+
+use std::panic::PanicHookInfo;
+
+/// Turns a panic in any thread into one line on stderr and exit status 101, unless
+/// `RUST_BACKTRACE` asks for more.
+pub fn install() {
+    if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
+        return;
+    }
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("error: internal: {} (please report)", describe(panic));
+        std::process::exit(101);
+    }));
+}
+
+fn describe(panic: &PanicHookInfo<'_>) -> String {
+    let payload = panic.payload();
+    let message = payload
+        .downcast_ref::<&str>()
+        .map(|text| text.to_string())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".into());
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    match panic.location() {
+        Some(place) => format!("{message}, at {}:{}", place.file(), place.line()),
+        None => message,
+    }
+}

@@ -1,0 +1,170 @@
+//! The program as its user meets it: training, generation, and errors of one line.
+#![cfg(feature = "flex")]
+
+use assert_cmd::Command;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+const CONFIG: &str = r#"
+[data]
+sources = ["text.txt"]
+tokenizer = "char"
+
+[model]
+layers = 1
+width = 16
+heads = 2
+context = 16
+
+[schedule]
+warmup = 2
+
+[train]
+steps = 6
+batch_size = 2
+log_every = 2
+eval_every = 3
+eval_batches = 2
+checkpoint_every = 4
+out = "runs/test"
+
+[sample]
+prompt = "the "
+tokens = 8
+"#;
+
+/// A folder with a configuration and a text.
+fn place() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("small.toml"), CONFIG).unwrap();
+    fs::write(folder.path().join("text.txt"), "the kiln fires the clay\n".repeat(60)).unwrap();
+    folder
+}
+
+/// Runs `kiln` there: exit status, stdout, stderr.
+fn kiln(place: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::cargo_bin("kiln").unwrap();
+    let output =
+        command.current_dir(place).env_remove("RUST_BACKTRACE").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// The one line that a failing command prints.
+fn error(place: &Path, args: &[&str]) -> String {
+    let (status, out, err) = kiln(place, args);
+    assert_eq!((status, out.as_str()), (2, ""), "{args:?}: {err}");
+    // What was said before it (device, model) is no error.
+    let lines: Vec<&str> = err.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert!(lines.len() == 1 && err.lines().last() == Some(lines[0]), "{args:?}: {err}");
+    assert!(err.lines().count() <= 2, "{args:?}: {err}");
+    lines[0].to_string()
+}
+
+#[test]
+fn trains_resumes_and_generates() {
+    let place = place();
+    let place = place.path();
+    let train = ["train", "small.toml", "--device", "cpu"];
+    let (status, out, err) = kiln(place, &train);
+    assert_eq!((status, out.as_str()), (0, ""), "{err}");
+    for part in [
+        "device: cpu",
+        "step 6/6: loss ",
+        "validation loss ",
+        "  | the ",
+        "the unigram baseline of ",
+    ] {
+        assert!(err.contains(part), "{part}: {err}");
+    }
+    let line = error(place, &train);
+    assert!(line.contains("holds a run already") && line.contains("--resume"), "{line}");
+
+    let resume = [&train[..], &["--resume", "--set", "train.steps=8"]].concat();
+    let (status, _, err) = kiln(place, &resume);
+    assert!(status == 0 && err.contains("step 8/8: loss ") && !err.contains("step 6/8"), "{err}");
+
+    let generate = ["generate", "--run", "runs/test", "--device", "cpu", "--seed", "1"];
+    let more = ["--prompt", "the kiln", "--tokens", "20", "--temperature", "0.9", "--top-k", "5"];
+    let generate = [&generate[..], &more].concat();
+    let (status, out, err) = kiln(place, &generate);
+    assert!(status == 0 && out.starts_with("the kiln"), "{err}");
+    assert_eq!(out.chars().count(), 8 + 20 + 1);
+    assert_eq!(kiln(place, &generate).1, out);
+
+    let unknown =
+        error(place, &["generate", "--run", "runs/test", "--device", "cpu", "--prompt", "Ω"]);
+    assert!(unknown.contains("--prompt") && unknown.contains('Ω'), "{unknown}");
+    let range =
+        error(place, &["generate", "--run", "runs/test", "--device", "cpu", "--top-p", "2"]);
+    assert!(range.contains("top_p is 2, must be above 0 and at most 1"), "{range}");
+}
+
+#[test]
+fn prints_the_effective_configuration() {
+    let place = place();
+    let args = ["train", "small.toml", "--set", "model.width=32", "--print-config"];
+    let (status, out, err) = kiln(place.path(), &args);
+    assert_eq!((status, err.as_str()), (0, ""));
+    assert!(out.contains("width = 32") && out.contains("rope_base = 10000.0"), "{out}");
+    fs::write(place.path().join("effective.toml"), &out).unwrap();
+    let again = kiln(place.path(), &["train", "effective.toml", "--print-config"]);
+    assert_eq!(again.1, out);
+    assert!(!place.path().join("runs").exists());
+}
+
+#[test]
+fn prepares_data_once() {
+    let place = place();
+    let args = ["data", "prepare", "small.toml"];
+    let (status, first, err) = kiln(place.path(), &args);
+    assert!(status == 0 && first.contains("1 files, 1440 bytes"), "{first} {err}");
+    assert!(first.contains("written in data/"), "{first}");
+    assert!(kiln(place.path(), &args).1.contains("found ready in data/"));
+}
+
+#[test]
+fn errors_are_one_line_that_names_what_is_wrong() {
+    let place = place();
+    let place = place.path();
+    let train = |set: &[&str]| {
+        let set: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+        error(place, &[&["train", "small.toml", "--device", "cpu"], &set[..]].concat())
+    };
+    let cases = [
+        ("model.widht=3", "widht"),
+        ("model.width=\"wide\"", "model.width"),
+        ("model.width=17", "model.width is 17"),
+        ("train.steps=0", "train.steps is 0"),
+        ("nothing", "--set nothing"),
+        ("data.sources=[\"gone.txt\"]", "gone.txt"),
+        ("model.context=200", "validation split"),
+        ("sample.prompt=Ω", "sample.prompt"),
+    ];
+    for (set, named) in cases {
+        let line = train(&[set]);
+        assert!(line.contains(named), "{set}: {line}");
+    }
+    fs::write(place.join("bad.toml"), CONFIG.replace("layers = 1", "layers = 1\nlayer = 2"))
+        .unwrap();
+    let line = error(place, &["train", "bad.toml"]);
+    assert!(line.contains("bad.toml:8") && line.contains("layer"), "{line}");
+    let line = error(place, &["train", "gone.toml"]);
+    assert!(line.contains("gone.toml"), "{line}");
+    let line = error(place, &["train", "small.toml", "--device", "abacus"]);
+    assert!(line.contains("unknown device `abacus`"), "{line}");
+    let line = error(place, &["train", "small.toml", "--device", "cpu", "--resume"]);
+    assert!(line.contains("holds no run"), "{line}");
+    let line = error(place, &["generate", "--run", "nowhere", "--device", "cpu"]);
+    assert!(line.contains("nowhere holds no run"), "{line}");
+    assert!(!place.join("runs").exists());
+}
+
+#[test]
+fn a_wrong_flag_exits_with_2_and_help_with_0() {
+    let place = place();
+    let (status, _, err) = kiln(place.path(), &["train", "--kernel", "magic"]);
+    assert!(status == 2 && err.contains("`magic` is no implementation"), "{err}");
+    assert_eq!(kiln(place.path(), &["train", "--help"]).0, 0);
+}

@@ -1,0 +1,93 @@
+//! Why a run cannot start, go on or be loaded.
+
+use crate::config::ConfigError;
+use crate::data::DataError;
+use crate::generate::GenerateError;
+use crate::run::{CheckpointError, CurveError, DiskError, MetricsError, RunDirError};
+use crate::tensors::TensorsError;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+/// Why a run cannot start, go on or be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The folder of the run.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A file in a checkpoint that is whole but does not fit.
+    #[error("the checkpoint in {} does not fit: {reason}", path.display())]
+    Unfit {
+        /// Folder of the checkpoint.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The weights or the optimizer state cannot be written.
+    #[error(transparent)]
+    Tensors(#[from] TensorsError),
+    /// The metrics.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The filesystem refused.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The loss curve.
+    #[error(transparent)]
+    Curve(#[from] CurveError),
+    /// The prompt of the samples.
+    #[error("sample.prompt: {0}")]
+    Prompt(String),
+    /// A sample cannot be generated.
+    #[error("cannot generate a sample: {0}")]
+    Sample(#[from] GenerateError),
+    /// The run was started on other data.
+    #[error(
+        "the data is not what this run was trained on: {what} was {saved} and is {found}; start a \
+         new run, or restore the text"
+    )]
+    OtherData {
+        /// What differs.
+        what: &'static str,
+        /// What it was.
+        saved: String,
+        /// What it is.
+        found: String,
+    },
+    /// A loss, a gradient norm or a parameter is no finite number any more.
+    #[error("step {step}: the {what} is {value}; {kept}. A lower learning rate may help")]
+    Diverged {
+        /// Optimizer step, counted from 1.
+        step: u64,
+        /// What: `loss`, `gradient norm`.
+        what: String,
+        /// Its value.
+        value: f32,
+        /// What stays on disk.
+        kept: String,
+    },
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// There is a run but no checkpoint yet.
+    #[error("the run in {} has no checkpoint yet", path.display())]
+    NoCheckpoint {
+        /// Folder of the run.
+        path: PathBuf,
+    },
+}
+
+impl TrainError {
+    /// A file of the checkpoint in `path` that does not fit.
+    pub(super) fn unfit(path: &Path, reason: impl Display) -> Self {
+        Self::Unfit { path: path.to_path_buf(), reason: reason.to_string() }
+    }
+}

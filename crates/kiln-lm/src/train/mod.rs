@@ -1,0 +1,218 @@
+//! The training loop, by optimizer steps.
+//!
+//! One step: `accumulation` forward and backward passes over batches of windows, the global
+//! gradient norm, clipping, AdamW at the scheduled learning rate. Now and then: metrics, the
+//! validation loss, a sample, a checkpoint.
+//!
+//! A run that is stopped and resumed goes on bit for bit as if it had never stopped (where the
+//! device itself repeats bit for bit, as the CPU does): the order of the data is in the state of
+//! the sampler, and the random numbers of dropout are seeded anew from (seed, step, micro-batch)
+//! before every forward pass, so that neither evaluations nor samples nor a new process disturb
+//! them. On the CPU they come from one generator of the process: train one model at a time in it.
+
+mod error;
+mod evaluate;
+mod observer;
+mod state;
+mod steps;
+mod trained;
+
+pub use error::TrainError;
+pub use observer::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
+pub use trained::{Trained, Which};
+
+use crate::config::{Config, OptimizerConfig};
+use crate::data::{Batch, BatchSampler, Dataset, ValidationBatches};
+use crate::model::{EMBEDDING, Transformer};
+use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_optim::prelude::*;
+use state::{DataId, State};
+use std::time::Duration;
+
+/// A run: model, optimizer, data and folder, and where it is.
+pub struct Trainer {
+    config: Config,
+    dataset: Dataset,
+    device: Device,
+    dtype: DType,
+    /// Away only while the optimizer maps it.
+    model: Option<Transformer>,
+    optimizer: AdamW,
+    sampler: BatchSampler,
+    validation: ValidationBatches,
+    /// Tokens that samples continue.
+    prompt: Vec<u32>,
+    run: RunDir,
+    store: CheckpointStore,
+    metrics: MetricsLog,
+    events: EventWriter,
+    state: State,
+    rejected: Vec<String>,
+    /// Loss and gradient norm of the steps that were not read back yet, `[2]` each.
+    pending: Vec<Tensor<1>>,
+    training_time: Duration,
+}
+
+impl Trainer {
+    /// Starts a run in the folder `config.train.out`, which must not hold one.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] if the configuration is out of range, a split is shorter than one window,
+    /// the prompt of the samples has unknown characters, or the folder cannot be used.
+    pub fn new(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
+        config.validate()?;
+        dataset.check_window(config.model.context)?;
+        sample_prompt(&config, &dataset)?; // before the folder is made
+        let run = RunDir::create(&config.train.out, &config)?;
+        Self::open(config, dataset, device, run, false)
+    }
+
+    /// Goes on with the run in the folder `config.train.out` from its newest whole checkpoint, or
+    /// from the start if it has none yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and if no checkpoint is whole or it is of other data or another
+    /// model.
+    pub fn resume(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
+        config.validate()?;
+        dataset.check_window(config.model.context)?;
+        let run = RunDir::open(&config.train.out)?;
+        run.save_config(&config)?;
+        Self::open(config, dataset, device, run, true)
+    }
+
+    fn open(
+        config: Config,
+        dataset: Dataset,
+        device: &Device,
+        run: RunDir,
+        resume: bool,
+    ) -> Result<Self, TrainError> {
+        let device = device.clone().autodiff();
+        let dtype = config.train.precision.dtype(&device);
+        let (train, vocab_size) = (&config.train, dataset.meta.vocab_size);
+        let model = config.model.init(vocab_size, train.seed, &device).with_activations(dtype);
+        let sampler = BatchSampler::new(dataset.train.clone(), train.seed);
+        let state = State {
+            step: 0,
+            tokens: 0,
+            sampler: sampler.state(),
+            first_loss: None,
+            last_loss: None,
+            best_validation: None,
+            data: DataId::of(&dataset),
+        };
+        let store = run.open_checkpoints(train.keep)?;
+        let mut latest = None;
+        let mut rejected = Vec::new();
+        if resume {
+            let found = store.latest()?;
+            latest = found.checkpoint;
+            rejected = found.rejected.iter().map(ToString::to_string).collect();
+        }
+        let resume_from = latest.as_ref().map(|checkpoint| checkpoint.step());
+        let tokenizer = dataset.tokenizer.to_json()?;
+        run.save_file(&run.tokenizer(), tokenizer.as_bytes())?;
+        let shard = dataset.validation.clone();
+        let (batch_size, context) = (train.batch_size, config.model.context);
+        let mut trainer = Self {
+            validation: ValidationBatches::new(shard, batch_size, context, train.eval_batches)?,
+            prompt: sample_prompt(&config, &dataset)?,
+            optimizer: optimizer(&config.optimizer, &model),
+            metrics: run.open_metrics(resume_from)?,
+            events: run.open_tensorboard(resume_from)?,
+            model: Some(model),
+            config,
+            dataset,
+            device,
+            dtype,
+            sampler,
+            run,
+            store,
+            state,
+            rejected,
+            pending: Vec::new(),
+            training_time: Duration::ZERO,
+        };
+        if let Some(checkpoint) = latest {
+            trainer.restore(&checkpoint)?;
+        }
+        Ok(trainer)
+    }
+
+    /// The model as it is now.
+    pub fn model(&self) -> &Transformer {
+        self.model.as_ref().expect("only away while the optimizer maps it")
+    }
+
+    /// Optimizer steps done.
+    pub fn step(&self) -> u64 {
+        self.state.step
+    }
+
+    /// Tokens of one optimizer step.
+    fn tokens_per_step(&self) -> usize {
+        let train = &self.config.train;
+        train.batch_size * train.accumulation * self.config.model.context
+    }
+
+    /// What the run begins with.
+    fn start(&self) -> Start {
+        let meta = &self.dataset.meta;
+        Start {
+            parameters: self.model().num_params(),
+            vocab_size: meta.vocab_size,
+            train_tokens: meta.train_tokens,
+            validation_tokens: meta.validation_tokens,
+            tokens_per_step: self.tokens_per_step(),
+            step: self.state.step,
+            steps: self.config.train.steps as u64,
+            unigram_loss: self.dataset.unigram_loss(),
+            precision: format!("{:?}", self.dtype).to_lowercase(),
+            rejected: self.rejected.clone(),
+        }
+    }
+}
+
+/// AdamW whose decay spares norms, biases and embeddings.
+fn optimizer(config: &OptimizerConfig, model: &Transformer) -> AdamW {
+    let decayed = AdamWConfig::new()
+        .with_beta1(config.beta1)
+        .with_beta2(config.beta2)
+        .with_eps(config.eps)
+        .with_weight_decay(config.weight_decay);
+    let spared = below_rank_two(model).fuse(&ParamGroup::from_path(EMBEDDING));
+    decayed.init().with_group(spared, decayed.with_weight_decay(0.0))
+}
+
+/// The tokens that samples continue: at least one.
+fn sample_prompt(config: &Config, dataset: &Dataset) -> Result<Vec<u32>, TrainError> {
+    let prompt = dataset.tokenizer.encode(&config.sample.prompt);
+    let prompt = prompt.map_err(|error| TrainError::Prompt(error.to_string()))?;
+    if prompt.is_empty() {
+        return Err(TrainError::Prompt("it is empty, expected text to continue".into()));
+    }
+    Ok(prompt)
+}
+
+/// Inputs and targets of a batch on a device.
+fn tensors(batch: Batch, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    let Batch { inputs, targets, batch, context } = batch;
+    let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, [batch, context]), device);
+    (tensor(inputs), tensor(targets))
+}
+
+/// A seed for one use of random numbers in one step.
+fn derived_seed(seed: u64, step: u64, what: u64) -> u64 {
+    let mut hasher = blake3::Hasher::new_derive_key("kiln-lm 2026 random numbers of a step");
+    for number in [seed, step, what] {
+        hasher.update(&number.to_le_bytes());
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(first)
+}

@@ -1,0 +1,130 @@
+//! What a checkpoint holds: parameters, moments, and where the run is.
+
+use super::{TrainError, Trainer};
+use crate::config;
+use crate::data::{BatchSampler, Dataset, SamplerState};
+use crate::run::Checkpoint;
+use crate::tensors::{from_safetensors, parameters, to_safetensors};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+pub(super) const MODEL: &str = "model.safetensors";
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+pub(super) const STATE: &str = "state.json";
+pub(super) const CONFIG: &str = "config.toml";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+
+/// Where a run is. There is no state of a random number generator in it: dropout and samples are
+/// seeded from the seed of the run and the step. Losses are f32, which JSON brings back exactly.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct State {
+    /// Optimizer steps done.
+    pub(super) step: u64,
+    /// Tokens trained on.
+    pub(super) tokens: u64,
+    /// Position in the data.
+    pub(super) sampler: SamplerState,
+    /// Training loss of the first step.
+    pub(super) first_loss: Option<f32>,
+    /// Training loss of the last step.
+    pub(super) last_loss: Option<f32>,
+    /// Step and value of the lowest validation loss.
+    pub(super) best_validation: Option<(u64, f32)>,
+    /// What the run is trained on.
+    pub(super) data: DataId,
+}
+
+/// Tells one prepared data set from another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DataId {
+    tokenizer_hash: String,
+    train_tokens: u64,
+    validation_tokens: u64,
+    pub(super) vocab_size: usize,
+}
+
+impl DataId {
+    pub(super) fn of(dataset: &Dataset) -> Self {
+        let meta = &dataset.meta;
+        Self {
+            tokenizer_hash: meta.tokenizer_hash.clone(),
+            train_tokens: meta.train_tokens,
+            validation_tokens: meta.validation_tokens,
+            vocab_size: meta.vocab_size,
+        }
+    }
+
+    /// Refuses another data set than the one the run began with.
+    fn check(&self, found: &Self) -> Result<(), TrainError> {
+        let differ = |what, saved: &dyn ToString, found: &dyn ToString| {
+            let (saved, found) = (saved.to_string(), found.to_string());
+            if saved == found { Ok(()) } else { Err(TrainError::OtherData { what, saved, found }) }
+        };
+        differ("the tokenizer's hash", &self.tokenizer_hash, &found.tokenizer_hash)?;
+        differ("the number of training tokens", &self.train_tokens, &found.train_tokens)?;
+        let (saved, found) = (&self.validation_tokens, &found.validation_tokens);
+        differ("the number of validation tokens", saved, found)
+    }
+}
+
+impl Trainer {
+    /// Writes a checkpoint of the step and returns its folder.
+    pub(super) fn save(&self, validation_loss: Option<f32>) -> Result<PathBuf, TrainError> {
+        let parameters = parameters(self.model());
+        for (name, data) in &parameters {
+            // A step may leave the range of f32 with a loss and a norm that were still in it.
+            if let Some(value) = data.iter::<f32>().find(|value| !value.is_finite()) {
+                return Err(self.diverged(self.state.step, format!("parameter `{name}`"), value));
+            }
+        }
+        let model = to_safetensors(MODEL, &parameters)?;
+        let optimizer = to_safetensors(OPTIMIZER, &self.optimizer.state(self.model()))?;
+        let state = State { sampler: self.sampler.state(), ..self.state.clone() };
+        let state = serde_json::to_vec_pretty(&state).expect("plain numbers and strings");
+        let config = config::to_toml(&self.config)?;
+        let tokenizer = self.dataset.tokenizer.to_json()?;
+        let files: [(&str, &[u8]); 5] = [
+            (MODEL, &model),
+            (OPTIMIZER, &optimizer),
+            (STATE, &state),
+            (CONFIG, config.as_bytes()),
+            (TOKENIZER, tokenizer.as_bytes()),
+        ];
+        Ok(self.store.save(self.state.step, &files, validation_loss.map(f64::from))?)
+    }
+
+    /// Takes over everything from a checkpoint, which must be of the same data and model.
+    pub(super) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let path = checkpoint.path();
+        let state = read_state(checkpoint)?;
+        state.data.check(&self.state.data)?;
+
+        let tensors = |name| -> Result<_, TrainError> {
+            let bytes = checkpoint.read(name)?;
+            from_safetensors(name, &bytes).map_err(|error| TrainError::unfit(path, error))
+        };
+        let vocab_size = state.data.vocab_size;
+        let parameters = tensors(MODEL)?;
+        let model = self.config.model.restore(vocab_size, MODEL, parameters, &self.device);
+        let model = model.map_err(|error| TrainError::unfit(path, error))?;
+        let model = model.with_activations(self.dtype);
+        // Groups name parameters by id, and this model's ids are new.
+        self.optimizer = super::optimizer(&self.config.optimizer, &model);
+        let moments = tensors(OPTIMIZER)?;
+        let loaded = self.optimizer.load_state(&model, state.step, moments);
+        loaded.map_err(|error| TrainError::unfit(path, error))?;
+        self.model = Some(model);
+        self.sampler = BatchSampler::from_state(self.dataset.train.clone(), state.sampler);
+        self.state = state;
+        Ok(())
+    }
+}
+
+/// Where the run was when the checkpoint was saved.
+pub(super) fn read_state(checkpoint: &Checkpoint) -> Result<State, TrainError> {
+    let json = checkpoint.read(STATE)?;
+    let state = serde_json::from_slice(&json);
+    state.map_err(|error| TrainError::unfit(checkpoint.path(), format!("{STATE}: {error}")))
+}

@@ -1,0 +1,180 @@
+//! Training on the CPU: it learns, it resumes bit for bit, it survives damage, it stops.
+#![cfg(feature = "flex")]
+
+mod common;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use common::{Memory, Place, checkpoint, one_at_a_time};
+use kiln_lm::train::{Outcome, TrainError, Trained, Which};
+use std::fs;
+
+#[test]
+fn the_loss_falls_below_the_unigram_baseline_and_the_run_leaves_its_files() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let mut trainer = place.new_trainer("run", &["train.steps=60", "train.log_every=10"]);
+    let mut memory = Memory::default();
+    let summary = memory.run(&mut trainer).unwrap();
+
+    assert_eq!((summary.outcome, summary.step), (Outcome::Finished, 60));
+    assert_eq!(summary.tokens, 60 * 2 * 4 * 16);
+    let (first, last) = (summary.first_loss.unwrap(), summary.last_loss.unwrap());
+    let (_, best) = summary.best_validation.unwrap();
+    assert!(last < 0.5 * first, "{first} {last}");
+    assert!((best as f64) < 0.6 * summary.unigram_loss, "{best} {}", summary.unigram_loss);
+    let steps: Vec<u64> = memory.steps.iter().map(|metrics| metrics.step).collect();
+    assert_eq!(steps, [1, 10, 20, 30, 40, 50, 60]);
+    assert_eq!(memory.evaluations.len(), 15);
+    assert_eq!(memory.samples.len(), 12);
+
+    for file in ["config.toml", "tokenizer.json", "metrics.jsonl", "loss.svg", "tensorboard"] {
+        assert!(place.run("run").join(file).exists(), "{file}");
+    }
+    let lines = fs::read_to_string(place.run("run").join("metrics.jsonl")).unwrap();
+    assert_eq!(lines.lines().count(), 7 + 15);
+
+    // A model loaded from the folder alone says the same as the one in memory.
+    let trained = Trained::load(&place.run("run"), Which::Latest, &Device::flex()).unwrap();
+    assert_eq!(trained.step, 60);
+    let bits = |model: &kiln_lm::model::Transformer| kiln_lm::tensors::parameters(&model.valid());
+    assert_eq!(bits(&trained.model), bits(trainer.model()));
+    let best = Trained::load(&place.run("run"), Which::Best, &Device::flex()).unwrap();
+    let (_, lowest) = summary.best_validation.unwrap();
+    assert_eq!(best.validation_loss.map(|loss| loss as f32), Some(lowest));
+}
+
+#[test]
+fn a_resumed_run_goes_on_bit_for_bit() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let mut whole = Memory::default();
+    whole.run(&mut place.new_trainer("whole", &[])).unwrap();
+    assert_eq!(whole.steps.len(), 12);
+
+    // 6 is a step with a checkpoint of its own, 7 lies between evaluations and samples.
+    for (name, stop) in [("six", 6), ("seven", 7), ("one", 1)] {
+        let mut first = Memory::stopping_after(stop);
+        let summary = first.run(&mut place.new_trainer(name, &[])).unwrap();
+        assert_eq!((summary.outcome, summary.step), (Outcome::Stopped, stop));
+        let mut second = Memory::default();
+        let summary = second.run(&mut place.resume(name, &[]).unwrap()).unwrap();
+        assert_eq!((summary.outcome, summary.step), (Outcome::Finished, 12));
+
+        assert_eq!([first.numbers(), second.numbers()].concat(), whole.numbers(), "{name}");
+        let evaluations = [first.evaluations, second.evaluations].concat();
+        assert_eq!(evaluations, whole.evaluations, "{name}");
+        assert_eq!([first.samples, second.samples].concat(), whole.samples, "{name}");
+        let saved = checkpoint(&place.run(name), 12);
+        assert_eq!(saved, checkpoint(&place.run("whole"), 12), "{name}");
+    }
+}
+
+#[test]
+fn a_killed_run_goes_on_from_its_last_checkpoint() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    Memory::default().run(&mut place.new_trainer("whole", &[])).unwrap();
+
+    // As if killed after step 8: the checkpoint of step 6 is the last, and the log is ahead of it.
+    let mut trainer = place.new_trainer("killed", &["train.eval_every=0"]);
+    Memory::stopping_after(8).run(&mut trainer).unwrap();
+    fs::remove_dir_all(place.run("killed").join("checkpoints/step-00000008")).unwrap();
+    let mut trainer = place.resume("killed", &["train.eval_every=0"]).unwrap();
+    assert_eq!(trainer.step(), 6);
+    let mut memory = Memory::default();
+    memory.run(&mut trainer).unwrap();
+    let of = |name: &str| {
+        let files = checkpoint(&place.run(name), 12);
+        files.into_iter().filter(|(name, _)| name != "state.json").collect::<Vec<_>>()
+    };
+    assert_eq!(of("killed"), of("whole"));
+    let log = kiln_lm::run::metrics::read(&place.run("killed").join("metrics.jsonl")).unwrap();
+    let steps: Vec<u64> = log.iter().map(|record| record.step).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12]);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_it_taken() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let mut whole = Memory::default();
+    whole.run(&mut place.new_trainer("run", &[])).unwrap();
+    let last = checkpoint(&place.run("run"), 12);
+    let file = place.run("run").join("checkpoints/step-00000012/model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let mut altered = bytes.clone();
+    *altered.last_mut().unwrap() ^= 1;
+    for damaged in [&bytes[..bytes.len() / 2], &altered] {
+        fs::write(&file, damaged).unwrap();
+        let mut trainer = place.resume("run", &[]).unwrap();
+        assert_eq!(trainer.step(), 9);
+        let mut memory = Memory::default();
+        memory.run(&mut trainer).unwrap();
+        assert_eq!(memory.rejected.len(), 1);
+        assert!(memory.rejected[0].contains("step-00000012"), "{:?}", memory.rejected);
+        assert!(memory.rejected[0].contains("model.safetensors"), "{:?}", memory.rejected);
+        assert_eq!(memory.numbers(), whole.numbers()[9..]);
+        assert_eq!(checkpoint(&place.run("run"), 12), last);
+    }
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    Memory::stopping_after(3).run(&mut place.new_trainer("run", &[])).unwrap();
+    let before = checkpoint(&place.run("run"), 3);
+
+    // Rates that leave the range of f32 at once.
+    let ruin = ["optimizer.learning_rate=1e38", "schedule.warmup=0", "train.eval_every=0"];
+    let mut trainer = place.resume("run", &ruin).unwrap();
+    let mut memory = Memory::default();
+    let error = memory.run(&mut trainer).unwrap_err();
+    let TrainError::Diverged { step: 5, value, .. } = error else { panic!("{error}") };
+    assert!(!value.is_finite());
+    let line = error.to_string();
+    assert!(line.contains("step 5") && line.contains("checkpoint of step 3 is kept"), "{line}");
+    assert_eq!(memory.saved, [0; 0]);
+    assert_eq!(checkpoint(&place.run("run"), 3), before);
+    assert_eq!(place.resume("run", &[]).unwrap().step(), 3);
+}
+
+#[test]
+fn a_run_does_not_go_on_with_other_data_or_another_model() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    Memory::stopping_after(1).run(&mut place.new_trainer("run", &[])).unwrap();
+    let error = |overrides: &[&str]| match place.resume("run", overrides) {
+        Ok(_) => panic!("{overrides:?} is another run"),
+        Err(error) => error.to_string(),
+    };
+    let other = error(&["data.validation=0.3"]);
+    assert!(other.contains("the number of training tokens was"), "{other}");
+    let other = error(&["model.width=64"]);
+    assert!(other.contains("model.safetensors") && other.contains("expected"), "{other}");
+    let other = error(&["model.layers=3"]);
+    assert!(other.contains("no tensor for the parameter `blocks.2"), "{other}");
+    // The refusals have not touched the run.
+    assert_eq!(place.resume("run", &[]).unwrap().step(), 1);
+}
+
+#[test]
+fn a_run_starts_only_where_it_can() {
+    let place = Place::new();
+    let error = |name: &str, overrides: &[&str]| {
+        let config = place.config(name, overrides);
+        let dataset = common::dataset(&config);
+        match kiln_lm::train::Trainer::new(config, dataset, &Device::flex()) {
+            Ok(_) => panic!("{overrides:?} is no run"),
+            Err(error) => error.to_string(),
+        }
+    };
+    let line = error("a", &["sample.prompt=Ω"]);
+    assert!(line.starts_with("sample.prompt: ") && line.contains('Ω'), "{line}");
+    let line = error("a", &["model.context=5000"]);
+    assert!(line.contains("validation split"), "{line}");
+    assert!(!place.run("a").exists());
+    drop(place.new_trainer("a", &[]));
+    assert!(error("a", &[]).contains("holds a run already"));
+}

@@ -1,0 +1,108 @@
+//! The modules on the CPU: shapes, element types, parameters, devices, messages.
+#![cfg(feature = "flex")]
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kiln_nn::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
+}
+
+fn close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance: f32) {
+    let error: f32 = (a - b).abs().max().into_scalar();
+    assert!(error <= tolerance, "{error}");
+}
+
+fn message(f: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("a panic");
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).expect("a message")
+}
+
+#[test]
+fn linear_is_a_product_of_any_rank_in_the_type_of_its_input() {
+    let device = Device::flex();
+    let layer = LinearConfig::new(6, 4).with_bias(true).init(&device);
+    assert_eq!(layer.num_params(), 28);
+    let x = random([2, 3, 6]);
+    let y = layer.forward(x.clone());
+    assert_eq!(y.dims(), [2, 3, 4]);
+    let flat = x.clone().reshape([6, 6]).matmul(layer.weight.val());
+    close(y.clone().reshape([6, 4]), flat, 1e-6); // the bias starts at 0
+    let half = layer.forward(x.cast(DType::BF16));
+    assert_eq!(half.dtype(), DType::BF16);
+    close(half.cast(DType::F32), y, 0.05);
+    let line = message(|| drop(layer.forward(random([2, 5]))));
+    assert_eq!(line, "linear: `x` has shape [2, 5], expected [..., 6]");
+}
+
+#[test]
+fn a_bf16_input_gives_f32_gradients() {
+    let device = Device::flex().autodiff();
+    let attention = CausalSelfAttentionConfig::new(8, 2, 4).with_qk_norm(true).init(&device);
+    let mlp = SwiGluConfig::new(8, 12).init(&device);
+    let x = random([1, 4, 8]).autodiff().cast(DType::BF16);
+    let y = mlp.forward(attention.forward(x));
+    assert_eq!(y.dtype(), DType::BF16);
+    let grads = y.cast(DType::F32).square().sum().backward();
+    let weight = attention.w_k.weight.val().grad(&grads).unwrap();
+    let norm = attention.q_norm.as_ref().unwrap().weight.val().grad(&grads).unwrap();
+    assert_eq!((weight.dtype(), norm.dtype()), (DType::F32, DType::F32));
+    assert!(mlp.w_down.val().grad(&grads).is_some());
+}
+
+#[test]
+fn rms_norm_and_its_residual_form_agree() {
+    let norm = RmsNormConfig::new(16).with_eps(1e-6).init(&Device::flex());
+    let (x, residual) = (random([3, 16]), random([3, 16]));
+    let (sum, y) = norm.forward_add(x.clone(), residual.clone());
+    close(sum.clone(), x + residual, 0.0);
+    close(y.clone(), norm.forward(sum), 0.0);
+    close(y.square().mean_dim(1), Tensor::ones([3, 1], &Device::flex()), 1e-4);
+    let line = message(|| drop(norm.forward(random([2, 5]))));
+    assert!(line.starts_with("rms_norm: `weight` has shape [16], expected [5]"), "{line}");
+}
+
+#[test]
+fn attention_sees_the_past_alone_and_the_cache_changes_nothing() {
+    for kv_heads in [1, 2, 4] {
+        let attention = CausalSelfAttentionConfig::new(16, 4, 8)
+            .with_kv_heads(Some(kv_heads))
+            .with_qk_norm(kv_heads == 2)
+            .init(&Device::flex());
+        assert_eq!(attention.w_k.weight.dims(), [16, 4 * kv_heads]);
+        let x = random([2, 6, 16]);
+        let y = attention.forward(x.clone());
+        let changed = x.clone().slice_assign([0..2, 4..5, 0..16], random([2, 1, 16]));
+        close(attention.forward(changed).narrow(1, 0, 4), y.clone().narrow(1, 0, 4), 0.0);
+
+        let mut cache = KvCache::new();
+        assert!(cache.is_empty());
+        for (start, length) in [(0, 3), (3, 1), (4, 2)] {
+            let part = attention.forward_cached(x.clone().narrow(1, start, length), &mut cache);
+            close(part, y.clone().narrow(1, start, length), 1e-5);
+        }
+        assert_eq!(cache.len(), 6);
+        let line = message(|| drop(attention.forward(random([1, 9, 16]))));
+        assert!(line.starts_with("rope: offset = 0"), "{line}");
+    }
+    let line = message(|| drop(CausalSelfAttentionConfig::new(10, 4, 8).init(&Device::flex())));
+    assert_eq!(line, "attention: d_model = 10, expected a multiple of heads = 4");
+}
+
+#[test]
+fn rope_is_no_parameter_and_follows_its_module() {
+    let device = Device::flex();
+    let rope = RopeConfig::new(10, 4).init(&device);
+    assert_eq!(
+        (rope.num_params(), rope.positions(), rope.devices()),
+        (0, 10, vec![device.clone()])
+    );
+    let x = random([1, 2, 3, 4]);
+    let turned = rope.forward(x.clone(), 0);
+    close(turned.clone().narrow(2, 0, 1), x.clone().narrow(2, 0, 1), 0.0);
+    let moved = rope.to_device(&device.autodiff());
+    close(moved.forward(x, 0), turned, 0.0);
+}

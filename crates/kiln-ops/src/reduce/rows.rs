@@ -1,0 +1,42 @@
+//! How a row of the last dimension is spread over the units of a cube.
+
+use super::RowUnits;
+use crate::launch;
+use cubecl::prelude::*;
+
+/// How a row is spread over units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RowPlan {
+    /// The units of a row and the rows of a cube.
+    pub(crate) row: RowUnits,
+    /// Vectors of a row for each unit, rounded up.
+    pub(crate) chunks: usize,
+    /// Whether they are held in registers.
+    pub(crate) resident: bool,
+    /// Whether the units divide the row evenly.
+    pub(crate) even: bool,
+}
+
+impl RowPlan {
+    /// `chunks` vectors a unit at best, up to `most` in registers if the units run out.
+    pub(crate) fn new(client: &Client, vectors: usize, chunks: usize, most: usize) -> Self {
+        let widest = client.properties().hardware.max_units_per_cube.min(1024);
+        let plane = launch::plane_size(client);
+        let wanted = (vectors.div_ceil(chunks).next_power_of_two() as u32).min(widest);
+        let units = if plane > 1 { wanted.max(plane.min(8)) } else { wanted };
+        // Cubes of at least 128 units: four planes hide each other's latency.
+        let rows = (128 / units).max(1);
+        let chunks = vectors.div_ceil(units as usize);
+        Self {
+            row: RowUnits { units, rows, plane },
+            chunks,
+            resident: chunks <= most,
+            even: vectors.is_multiple_of(units as usize),
+        }
+    }
+
+    /// The cube.
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.row.units, self.row.rows)
+    }
+}

@@ -1,0 +1,78 @@
+//! What the operator tests share: devices, data, comparison with the oracles.
+#![allow(dead_code)] // each test program uses its part
+
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use kiln_ops::oracle::distance;
+
+/// The device named by `KILN_DEVICE`, else the CPU and, where a graphics driver is found, wgpu.
+pub fn devices() -> Vec<Device> {
+    let open = |name: &str| kiln_ops::device::open(name).map(|opened| opened.device);
+    if let Ok(name) = std::env::var("KILN_DEVICE") {
+        return vec![open(&name).unwrap_or_else(|e| panic!("KILN_DEVICE: {e}"))];
+    }
+    let mut devices = vec![open("cpu").expect("the CPU is always there")];
+    match open("wgpu") {
+        Ok(device) => devices.push(device),
+        Err(error) => eprintln!("SKIPPED on wgpu: {error}"),
+    }
+    devices
+}
+
+/// Those of [`devices`] that run kernels.
+pub fn kernel_devices() -> Vec<Device> {
+    devices().into_iter().filter(kiln_ops::policy::is_cube).collect()
+}
+
+/// The float types a device has.
+pub fn dtypes(device: &Device) -> Vec<DType> {
+    [DType::F32, DType::BF16, DType::F16].into_iter().filter(|d| device.supports_dtype(*d)).collect()
+}
+
+/// Repeatable numbers, about normal, around `mean`.
+pub fn numbers(n: usize, seed: u64, mean: f64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    (0..n).map(|_| mean + 1.7 * ((0..4).map(|_| uniform()).sum::<f64>() - 2.0)).collect()
+}
+
+/// A tensor of these numbers, and the numbers as it holds them.
+pub fn tensor<const D: usize>(
+    values: &[f64],
+    shape: [usize; D],
+    dtype: DType,
+    device: &Device,
+) -> (Tensor<D>, Vec<f64>) {
+    let data = TensorData::new(values.to_vec(), shape).convert_dtype(dtype);
+    let held = data.iter::<f64>().collect();
+    (Tensor::from_data(data, (device, dtype)), held)
+}
+
+/// The numbers of a tensor.
+pub fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
+    tensor.to_data().iter::<f64>().collect()
+}
+
+/// Fails unless `out` is as near to `reference` as `roundings` roundings to `dtype` leave it.
+pub fn assert_near(out: &[f64], reference: &[f64], dtype: DType, roundings: u32, what: &str) {
+    let distance = distance(out, reference);
+    assert!(distance.within(dtype, roundings), "{what}, {dtype:?}: {distance:?}");
+}
+
+/// The scalar whose gradient at `y` is `dy`.
+pub fn pull<const D: usize>(y: Tensor<D>, dy: &Tensor<D>) -> Tensor<1> {
+    let dy = dy.clone();
+    (y.cast(DType::F32) * dy.cast(DType::F32)).sum()
+}
+
+/// Fills freed memory with NaN, so that a kernel that leaves part of its output cannot pass.
+pub fn poison(elements: usize, dtype: DType, device: &Device) {
+    let poisoned: Vec<Tensor<1>> = (0..4)
+        .map(|_| Tensor::<1>::random([elements.max(1)], Distribution::Default, (device, dtype)) * f32::NAN)
+        .collect();
+    for tensor in &poisoned {
+        let _ = tensor.to_data();
+    }
+}

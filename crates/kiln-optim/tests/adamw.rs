@@ -1,0 +1,185 @@
+//! AdamW and clipping against plain f64 loops.
+#![cfg(feature = "flex")]
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_optim::prelude::*;
+use std::collections::BTreeMap;
+
+const STEPS: usize = 30;
+
+/// The same numbers every time, between -1 and 1.
+fn numbers(count: usize, start: usize) -> Vec<f32> {
+    (start..start + count).map(|i| (((i * 7919 + 13) % 1009) as f32) / 504.5 - 1.0).collect()
+}
+
+fn layer(device: &Device) -> Linear {
+    let mut layer = LinearConfig::new(5, 3).init(device);
+    layer.weight = layer.weight.map(|_| matrix(0, device).require_grad());
+    layer
+}
+
+fn matrix(start: usize, device: &Device) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(numbers(15, start), [5, 3]), device)
+}
+
+/// Gradients that are exactly these numbers: of Σ parameter · number.
+fn gradients(layer: &Linear, step: usize, device: &Device) -> GradientsParams {
+    let weight = (layer.weight.val() * matrix(100 * step, device)).sum();
+    let bias = Tensor::<1>::from_data(TensorData::new(numbers(3, 100 * step + 50), [3]), device);
+    let bias = (layer.bias.as_ref().unwrap().val() * bias).sum();
+    GradientsParams::from_grads((weight + bias).backward(), layer)
+}
+
+fn values(layer: &Linear) -> (Vec<f32>, Vec<f32>) {
+    let weight = layer.weight.val().into_data().iter::<f32>().collect();
+    (weight, layer.bias.as_ref().unwrap().val().into_data().iter::<f32>().collect())
+}
+
+/// Plain AdamW on one list of numbers.
+struct Plain {
+    p: Vec<f64>,
+    m: Vec<f64>,
+    v: Vec<f64>,
+}
+
+impl Plain {
+    fn new(p: &[f32]) -> Self {
+        let zeros = vec![0.0; p.len()];
+        Self { p: p.iter().map(|p| *p as f64).collect(), m: zeros.clone(), v: zeros }
+    }
+
+    fn step(&mut self, grad: &[f32], t: usize, lr: f64, decay: f64) {
+        let (b1, b2, eps) = (0.9, 0.99, 1e-8);
+        for (i, grad) in grad.iter().enumerate() {
+            let g = *grad as f64;
+            self.m[i] = b1 * self.m[i] + (1.0 - b1) * g;
+            self.v[i] = b2 * self.v[i] + (1.0 - b2) * g * g;
+            let (m, v) =
+                (self.m[i] / (1.0 - b1.powi(t as i32)), self.v[i] / (1.0 - b2.powi(t as i32)));
+            self.p[i] -= lr * decay * self.p[i];
+            self.p[i] -= lr * m / (v.sqrt() + eps);
+        }
+    }
+
+    fn check(&self, found: &[f32]) {
+        for (found, expected) in found.iter().zip(&self.p) {
+            assert!((*found as f64 - expected).abs() < 1e-5, "{found} {expected}");
+        }
+    }
+}
+
+fn rate(step: usize) -> f64 {
+    0.02 / (1.0 + step as f64 / 10.0)
+}
+
+fn optimizer(layer: &Linear) -> AdamW {
+    let config = AdamWConfig::new().with_beta2(0.99).with_weight_decay(0.5);
+    let spared = config.clone().with_weight_decay(0.0);
+    config.init().with_group(below_rank_two(layer), spared)
+}
+
+#[test]
+fn follows_a_plain_f64_adamw_with_decay_for_the_matrix_only() {
+    let device = Device::flex().autodiff();
+    let mut layer = layer(&device);
+    let (weight, bias) = values(&layer);
+    let (mut weight, mut bias) = (Plain::new(&weight), Plain::new(&bias));
+    let mut optimizer = optimizer(&layer);
+    for step in 0..STEPS {
+        let grads = gradients(&layer, step, &device);
+        layer = optimizer.step(layer, grads, rate(step));
+        weight.step(&numbers(15, 100 * step), step + 1, rate(step), 0.5);
+        bias.step(&numbers(3, 100 * step + 50), step + 1, rate(step), 0.0);
+    }
+    let found = values(&layer);
+    weight.check(&found.0);
+    bias.check(&found.1);
+    assert_eq!(optimizer.steps(), STEPS as u64);
+    assert!(layer.weight.is_require_grad());
+}
+
+#[test]
+fn a_saved_state_goes_on_bit_for_bit() {
+    let device = Device::flex().autodiff();
+    let train = |mut layer: Linear, optimizer: &mut AdamW, steps: std::ops::Range<usize>| {
+        for step in steps {
+            let grads = gradients(&layer, step, &device);
+            layer = optimizer.step(layer, grads, rate(step));
+        }
+        layer
+    };
+    let start = layer(&device);
+    let mut whole = optimizer(&start);
+    let expected = values(&train(start.clone(), &mut whole, 0..STEPS));
+
+    let mut first = optimizer(&start);
+    let half = train(start, &mut first, 0..STEPS / 2);
+    let state: BTreeMap<_, _> = first.state(&half).into_iter().collect();
+    let names: Vec<&str> = state.keys().map(String::as_str).collect();
+    assert_eq!(names, ["bias.first", "bias.second", "weight.first", "weight.second"]);
+    // Another layer with the same values has other parameter ids.
+    let record = half.into_record();
+    let other = LinearConfig::new(5, 3).init(&device).load_record(record);
+    let mut second = optimizer(&other);
+    second.load_state(&other, first.steps(), state.clone()).unwrap();
+    assert_eq!(values(&train(other, &mut second, STEPS / 2..STEPS)), expected);
+
+    let layer = layer(&device);
+    let error = |change: &dyn Fn(&mut BTreeMap<String, TensorData>)| {
+        let mut state = state.clone();
+        change(&mut state);
+        optimizer(&layer).load_state(&layer, 1, state).unwrap_err().to_string()
+    };
+    let line = error(&|state| drop(state.remove("bias.second")));
+    assert_eq!(line, "optimizer state lacks `bias.second`");
+    let line = error(&|state| {
+        let moment = state.remove("bias.first").unwrap();
+        state.insert("gain.first".into(), moment);
+    });
+    assert_eq!(line, "optimizer state lacks `bias.first`");
+    let line = error(&|state| {
+        state.insert("gain.first".into(), TensorData::new(vec![1f32], [1]));
+    });
+    assert_eq!(line, "optimizer state `gain.first` belongs to no parameter of the model");
+    let line = error(&|state| {
+        state.insert("bias.first".into(), TensorData::new(vec![1f32; 4], [4]));
+    });
+    assert_eq!(line, "optimizer state `bias.first` is F32 of shape [4], expected F32 of shape [3]");
+}
+
+#[test]
+fn the_norm_is_global_and_clipping_keeps_the_direction() {
+    let device = Device::flex().autodiff();
+    let layer = layer(&device);
+    let all: Vec<f32> = [numbers(15, 0), numbers(3, 50)].concat();
+    let expected = all.iter().map(|g| (*g as f64).powi(2)).sum::<f64>().sqrt();
+    for (max, factor) in [(0.5, 0.5 / expected), (2.0 * expected, 1.0)] {
+        let (grads, norm) = clip_global_norm(&layer, gradients(&layer, 0, &device), max);
+        let norm: f64 = norm.into_scalar();
+        assert!((norm - expected).abs() < 1e-5, "{norm} {expected}");
+        let weight = grads.get::<2>(layer.weight.id).unwrap().into_data();
+        let bias = grads.get::<1>(layer.bias.as_ref().unwrap().id).unwrap().into_data();
+        let clipped = weight.iter::<f32>().chain(bias.iter::<f32>());
+        for (clipped, grad) in clipped.zip(&all) {
+            assert!((clipped as f64 - *grad as f64 * factor).abs() < 1e-5, "{clipped} {grad}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_no_number_shows_in_the_norm() {
+    let device = Device::flex().autodiff();
+    let layer = layer(&device);
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut grads = gradients(&layer, 0, &device);
+        let bias = layer.bias.as_ref().unwrap();
+        let grad = grads.remove::<1>(bias.id).unwrap().mul_scalar(bad);
+        grads.register(bias.id, grad);
+        let (_, norm) = clip_global_norm(&layer, grads, 1.0);
+        assert!(!norm.into_scalar::<f32>().is_finite());
+    }
+    let none = global_norm(&layer, &GradientsParams::new());
+    assert_eq!(none.into_scalar::<f32>(), 0.0);
+}
