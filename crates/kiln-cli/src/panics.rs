@@ -1,5 +1,6 @@
 //! What the user sees of a bug: one line instead of a panic message.
 
+use std::io::Write;
 use std::panic::PanicHookInfo;
 
 /// Turns a panic in any thread into one line on stderr and exit status 101, unless
@@ -9,7 +10,13 @@ pub fn install() {
         return;
     }
     std::panic::set_hook(Box::new(|panic| {
-        eprintln!("error: internal: {} (please report)", describe(panic));
+        let description = describe(panic);
+        if description.starts_with("failed printing to") && description.contains("Broken pipe") {
+            // The reader has seen enough, as in `kiln verify | head`: no bug.
+            std::process::exit(141);
+        }
+        // Not `eprintln`, which panics if nobody listens.
+        let _ = writeln!(std::io::stderr(), "error: internal: {description} (please report)");
         std::process::exit(101);
     }));
 }

@@ -3,7 +3,7 @@
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kiln_lm::data;
 use kiln_lm::train::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,8 @@ impl Printer {
     pub fn print(&self, text: &str) {
         match &self.0 {
             Some(bars) if bars.println(text).is_ok() => {}
-            _ => eprintln!("{text}"),
+            // Training goes on if nobody listens any more, as in `kiln train 2>&1 | head`.
+            _ => drop(writeln!(std::io::stderr(), "{text}")),
         }
     }
 }
@@ -114,7 +115,11 @@ impl Progress {
             ));
         }
         lines.push(format!("run              {}", summary.run.display()));
-        lines.push(format!("generate         kiln generate --run {}", summary.run.display()));
+        lines.push(format!(
+            "generate         {} generate --run {}",
+            program(),
+            summary.run.display()
+        ));
         self.printer.print(&lines.join("\n"));
     }
 
@@ -190,6 +195,11 @@ impl Observer for Progress {
         let path = path.strip_prefix(&self.run).unwrap_or(path);
         self.printer.print(&format!("step {step}: saved {}", path.display()));
     }
+}
+
+/// The program as it was called, for commands that can be copied.
+pub fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "kiln".into())
 }
 
 /// `950`, `12.3k`, `124.0M`, `2.0G`.

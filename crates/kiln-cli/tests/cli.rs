@@ -154,6 +154,8 @@ fn errors_are_one_line_that_names_what_is_wrong() {
     assert!(line.contains("gone.toml"), "{line}");
     let line = error(place, &["train", "small.toml", "--device", "abacus"]);
     assert!(line.contains("unknown device `abacus`"), "{line}");
+    let line = error(place, &["train", "small.toml", "--device", "cpu", "--kernel", "fused"]);
+    assert!(line.contains("--kernel fused") && line.contains("not on cpu"), "{line}");
     let line = error(place, &["train", "small.toml", "--device", "cpu", "--resume"]);
     assert!(line.contains("holds no run"), "{line}");
     let line = error(place, &["generate", "--run", "nowhere", "--device", "cpu"]);

@@ -145,6 +145,11 @@ fn a_run_does_not_go_on_with_other_data_or_another_model() {
     let _one = one_at_a_time();
     let place = Place::new();
     Memory::stopping_after(1).run(&mut place.new_trainer("run", &[])).unwrap();
+    let files = || {
+        let names = ["config.toml", "metrics.jsonl", "tokenizer.json"];
+        names.map(|name| fs::read(place.run("run").join(name)).unwrap())
+    };
+    let before = files();
     let error = |overrides: &[&str]| match place.resume("run", overrides) {
         Ok(_) => panic!("{overrides:?} is another run"),
         Err(error) => error.to_string(),
@@ -155,7 +160,7 @@ fn a_run_does_not_go_on_with_other_data_or_another_model() {
     assert!(other.contains("model.safetensors") && other.contains("expected"), "{other}");
     let other = error(&["model.layers=3"]);
     assert!(other.contains("no tensor for the parameter `blocks.2"), "{other}");
-    // The refusals have not touched the run.
+    assert_eq!(files(), before);
     assert_eq!(place.resume("run", &[]).unwrap().step(), 1);
 }
 

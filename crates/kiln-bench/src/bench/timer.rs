@@ -2,24 +2,31 @@
 
 use burn::tensor::Device;
 
-/// Seconds that `device` spends on what `work` queues: by its own clock if it has one.
+/// What `work` returned and the seconds that `device` spent on what it queued: by its own clock if
+/// it has one.
 ///
-/// `work` flushes after each call and holds the results until then: Burn's fusion leaves out what
-/// nobody can see any more, and joins calls that wait together.
-pub(super) fn time(device: &Device, work: impl FnOnce() + Send) -> Result<f64, String> {
+/// `work` returns its results, which stay alive until all has run: Burn's fusion leaves out what
+/// nobody can see any more.
+pub(super) fn time<T: Send>(
+    device: &Device,
+    work: impl FnOnce() -> T + Send,
+) -> Result<(T, f64), String> {
     let sync = || device.sync().map_err(|e| format!("{e:?}"));
     sync()?;
     #[cfg(feature = "cube")]
     if kiln_ops::policy::is_cube(device) {
         use burn::backend::ProfileOptions;
+        let mut result = None;
+        let slot = &mut result;
         let (_, duration) = device
-            .profile_with(ProfileOptions::default().flush(), work)
+            .profile_with(ProfileOptions::default().flush(), move || *slot = Some(work()))
             .map_err(|e| format!("{e:?}"))?;
         let ticks = cubecl::future::block_on(duration.resolve());
-        return ticks.map(|t| t.duration().as_secs_f64()).ok_or_else(|| "nothing ran".into());
+        let time = ticks.map(|t| t.duration().as_secs_f64());
+        return result.zip(time).ok_or_else(|| "nothing ran".into());
     }
     let start = std::time::Instant::now();
-    work();
+    let result = work();
     sync()?;
-    Ok(start.elapsed().as_secs_f64())
+    Ok((result, start.elapsed().as_secs_f64()))
 }

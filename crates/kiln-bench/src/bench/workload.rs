@@ -8,12 +8,13 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_ops::policy::{self, Implementation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Memory that the inputs rotate through: several times the largest caches.
 const ROTATED: f64 = 256e6;
 /// Seconds of a burst.
 const BURST: f64 = 4e-3;
-/// Memory that the graphs waiting for a timed backward may take.
+/// Memory that the results of a burst, which are kept until its end, may take.
 const WAITING: f64 = 6e9;
 
 pub(super) struct Workload<'a> {
@@ -24,7 +25,7 @@ pub(super) struct Workload<'a> {
     sets: Vec<Vec<Input>>,
     cotangents: Vec<Tensor<1>>,
     bytes: f64,
-    calls: std::cell::Cell<usize>,
+    calls: AtomicUsize,
 }
 
 /// What a single warm call told.
@@ -74,7 +75,7 @@ impl<'a> Workload<'a> {
             vec![]
         };
         let attributes = case.attributes(spec)?;
-        let calls = std::cell::Cell::new(1);
+        let calls = AtomicUsize::new(1);
         Ok(Self { op, device, pass, attributes, sets, cotangents, bytes, calls })
     }
 
@@ -91,40 +92,34 @@ impl<'a> Workload<'a> {
         pulls.reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32)).ok_or_else(|| "no output".into())
     }
 
-    /// Seconds of `calls` calls.
-    fn time(&self, calls: usize, implementation: Implementation) -> Result<f64, String> {
-        match self.pass {
+    /// Seconds of `calls` calls, and the kernels of this project that they launched.
+    fn time(&self, calls: usize, implementation: Implementation) -> Result<(f64, u64), String> {
+        let kernels;
+        let time = match self.pass {
             Pass::Forward => {
-                let mut failed = None;
-                let time = {
-                    let failed = &mut failed;
-                    let this = Share(self);
-                    timer::time(self.device, move || {
-                        for turn in 0..calls {
-                            let outputs = this.get().forward(turn, implementation);
-                            let flushed = this.get().device.flush().map_err(|e| format!("{e:?}"));
-                            if let Err(error) = outputs.and_then(|_outputs| flushed) {
-                                *failed = Some(error);
-                            }
-                        }
-                    })?
-                };
-                failed.map_or(Ok(time), Err)
+                let (outcome, time) = timer::time(self.device, || {
+                    let before = kernel_launches();
+                    let call = |turn| self.forward(turn, implementation);
+                    let outputs = (0..calls).map(call).collect::<Result<Vec<_>, _>>();
+                    (outputs, before)
+                })?;
+                kernels = kernel_launches() - outcome.1;
+                outcome.0?;
+                time
             }
             Pass::Backward => {
                 let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
                 let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
-                let this = Share(self);
-                timer::time(self.device, move || {
-                    for graph in graphs {
-                        let gradients = graph.backward();
-                        // A device that fails here fails again at the next read.
-                        let _ = this.get().device.flush();
-                        drop(gradients);
-                    }
-                })
+                let (outcome, time) = timer::time(self.device, || {
+                    let before = kernel_launches();
+                    let gradients: Vec<_> = graphs.iter().map(Tensor::backward).collect();
+                    (gradients, before)
+                })?;
+                kernels = kernel_launches() - outcome.1;
+                time
             }
-        }
+        };
+        Ok((time, kernels / calls as u64))
     }
 
     /// Compiles, counts launches and memory of one call, and settles the number of calls of a burst.
@@ -132,20 +127,15 @@ impl<'a> Workload<'a> {
         for _ in 0..2 {
             self.time(1, implementation)?;
         }
-        let kernels = kernel_launches();
         self.device.memory_cleanup();
         let before = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        self.time(1, implementation)?;
+        let (_, launches) = self.time(1, implementation)?;
         let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        let launches = kernel_launches() - kernels;
-        let few = self.time(3, implementation)? / 3.0;
-        let mut calls = (BURST / few.max(1e-7)).ceil() as usize;
-        if self.pass == Pass::Backward {
-            calls = calls.min((WAITING / self.bytes.max(1.0)) as usize);
-        }
-        let calls = calls.clamp(1, 200);
-        // One number for all implementations of the pass: that of the slowest would starve the fast.
-        self.calls.set(self.calls.get().max(calls));
+        let few = self.time(3, implementation)?.0 / 3.0;
+        let calls = (BURST / few.max(1e-7)).ceil() as usize;
+        let calls = calls.min((WAITING / self.bytes.max(1.0)) as usize).clamp(1, 200);
+        // One number for both implementations of the pass: that of the faster fills its burst.
+        self.calls.fetch_max(calls, Ordering::Relaxed);
         Ok(Extra {
             launches: (implementation == Implementation::Fused).then_some(launches),
             peak_mib: before
@@ -156,20 +146,8 @@ impl<'a> Workload<'a> {
 
     /// Seconds of one call, over a burst.
     pub(super) fn burst(&self, implementation: Implementation) -> Result<f64, String> {
-        let calls = self.calls.get();
-        Ok(self.time(calls, implementation)? / calls as f64)
-    }
-}
-
-/// Lets the timer's closure, which it runs at once on this thread, borrow the workload.
-struct Share<'a, 'b>(&'a Workload<'b>);
-
-// SAFETY: the closure runs on the thread that made it; `Workload` never leaves that thread.
-unsafe impl Send for Share<'_, '_> {}
-
-impl<'a, 'b> Share<'a, 'b> {
-    fn get(&self) -> &'a Workload<'b> {
-        self.0
+        let calls = self.calls.load(Ordering::Relaxed);
+        Ok(self.time(calls, implementation)?.0 / calls as f64)
     }
 }
 

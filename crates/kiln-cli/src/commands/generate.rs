@@ -38,7 +38,7 @@ pub struct Args {
     /// Take the latest checkpoint, not the one with the lowest validation loss.
     #[arg(long)]
     latest: bool,
-    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
     device: String,
 }

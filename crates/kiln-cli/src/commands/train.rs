@@ -1,12 +1,12 @@
 //! `kiln train`: trains as a configuration describes it, or goes on with a run.
 
-use crate::progress::{Preparing, Progress};
+use crate::progress::{Preparing, Progress, program};
 use anyhow::Context;
 use kiln_lm::config::{self, Config};
 use kiln_lm::data;
 use kiln_lm::run::RunDir;
 use kiln_lm::train::{Outcome, Trainer};
-use kiln_ops::device;
+use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{self, Implementation, Policy};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ pub struct Args {
     /// Overrides a value of the configuration: section.key=value.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Go on with the run in `train.out` from its last checkpoint, with the configuration it was
@@ -32,7 +32,8 @@ pub struct Args {
     /// Print the effective configuration and do nothing.
     #[arg(long)]
     print_config: bool,
-    /// Which implementation of the operators runs: auto, fused or reference.
+    /// Which implementation of the operators runs: auto (the one measured faster), fused (the
+    /// kernel wherever there is one) or reference (plain Burn operations).
     #[arg(long, default_value_t = Implementation::Auto)]
     kernel: Implementation,
 }
@@ -44,8 +45,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print!("{}", config::to_toml(&config)?);
         return Ok(ExitCode::SUCCESS);
     }
-    policy::set(Policy { default: args.kernel, ..policy::get() });
     let opened = device::open(&args.device)?;
+    policy::set(kernels(args.kernel, &opened)?);
     eprintln!("device: {}", opened.why);
 
     let mut preparing = Preparing::new();
@@ -64,7 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let summary = trainer.run(&mut progress, &stop)?;
     progress.finish(&summary);
     if summary.outcome == Outcome::Stopped {
-        eprintln!("stopped at step {}; go on with: {}", summary.step, resume_command(&args));
+        progress.printer().print(&format!("go on            {}", resume_command(&args)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -76,7 +77,8 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         return Ok(config);
     }
     let run = RunDir::open(&config.train.out)?;
-    let saved = run.load_config(&args.set)?;
+    let mut saved = run.load_config(&args.set)?;
+    saved.train.out = config.train.out.clone(); // the folder may have moved
     if saved != config {
         eprintln!(
             "note: {} differs from {}, which the run was started with and which counts",
@@ -85,6 +87,23 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         );
     }
     Ok(saved)
+}
+
+/// The policy for `--kernel`.
+fn kernels(wish: Implementation, opened: &Opened) -> anyhow::Result<Policy> {
+    Ok(match wish {
+        Implementation::Auto => policy::get(),
+        Implementation::Reference => Policy { default: wish, ..Policy::default() },
+        // Without measurements `auto` takes every kernel there is. `fused` itself would refuse the
+        // operators that have none yet.
+        Implementation::Fused if policy::is_cube(&opened.device) => Policy::default(),
+        Implementation::Fused => {
+            anyhow::bail!(
+                "--kernel fused: kernels run on cuda, wgpu and vulkan, not on {}",
+                opened.name
+            )
+        }
+    })
 }
 
 /// The first Ctrl-C asks the trainer to stop, the second ends the program.
@@ -100,7 +119,7 @@ fn stop_on_ctrl_c(stop: &Arc<AtomicBool>, progress: &Progress) -> anyhow::Result
 }
 
 fn resume_command(args: &Args) -> String {
-    let mut command = format!("kiln train {}", args.config.display());
+    let mut command = format!("{} train {}", program(), args.config.display());
     for set in &args.set {
         command += &format!(" --set '{set}'");
     }

@@ -21,14 +21,14 @@ pub use error::TrainError;
 pub use observer::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
 pub use trained::{Trained, Which};
 
-use crate::config::{Config, OptimizerConfig};
+use crate::config::{Config, OptimizerConfig, TrainConfig};
 use crate::data::{Batch, BatchSampler, Dataset, ValidationBatches};
 use crate::model::{EMBEDDING, Transformer};
 use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_optim::prelude::*;
-use state::{DataId, State};
+use state::{Moving, State};
 use std::time::Duration;
 
 /// A run: model, optimizer, data and folder, and where it is.
@@ -65,9 +65,13 @@ impl Trainer {
     pub fn new(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
         dataset.check_window(config.model.context)?;
-        sample_prompt(&config, &dataset)?; // before the folder is made
+        let prompt = sample_prompt(&config, &dataset)?;
+        // Made when everything else is known to fit.
         let run = RunDir::create(&config.train.out, &config)?;
-        Self::open(config, dataset, device, run, false)
+        let store = run.open_checkpoints(config.train.keep)?;
+        let device = device.clone().autodiff();
+        let moving = Moving::first(&config, &dataset, &device);
+        Self::open(config, dataset, device, run, store, prompt, moving)
     }
 
     /// Goes on with the run in the folder `config.train.out` from its newest whole checkpoint, or
@@ -76,56 +80,49 @@ impl Trainer {
     /// # Errors
     ///
     /// As [`new`](Self::new), and if no checkpoint is whole or it is of other data or another
-    /// model.
+    /// model; the run stays as it is.
     pub fn resume(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
         dataset.check_window(config.model.context)?;
+        let prompt = sample_prompt(&config, &dataset)?;
         let run = RunDir::open(&config.train.out)?;
+        let store = run.open_checkpoints(config.train.keep)?;
+        let latest = store.latest()?;
+        let device = device.clone().autodiff();
+        let moving = match &latest.checkpoint {
+            Some(checkpoint) => Moving::restored(&config, &dataset, &device, checkpoint)?,
+            None => Moving::first(&config, &dataset, &device),
+        };
         run.save_config(&config)?;
-        Self::open(config, dataset, device, run, true)
+        let mut trainer = Self::open(config, dataset, device, run, store, prompt, moving)?;
+        trainer.rejected = latest.rejected.iter().map(ToString::to_string).collect();
+        Ok(trainer)
     }
 
     fn open(
         config: Config,
         dataset: Dataset,
-        device: &Device,
+        device: Device,
         run: RunDir,
-        resume: bool,
+        store: CheckpointStore,
+        prompt: Vec<u32>,
+        moving: Moving,
     ) -> Result<Self, TrainError> {
-        let device = device.clone().autodiff();
-        let dtype = config.train.precision.dtype(&device);
-        let (train, vocab_size) = (&config.train, dataset.meta.vocab_size);
-        let model = config.model.init(vocab_size, train.seed, &device).with_activations(dtype);
-        let sampler = BatchSampler::new(dataset.train.clone(), train.seed);
-        let state = State {
-            step: 0,
-            tokens: 0,
-            sampler: sampler.state(),
-            first_loss: None,
-            last_loss: None,
-            best_validation: None,
-            data: DataId::of(&dataset),
-        };
-        let store = run.open_checkpoints(train.keep)?;
-        let mut latest = None;
-        let mut rejected = Vec::new();
-        if resume {
-            let found = store.latest()?;
-            latest = found.checkpoint;
-            rejected = found.rejected.iter().map(ToString::to_string).collect();
-        }
-        let resume_from = latest.as_ref().map(|checkpoint| checkpoint.step());
+        let Moving { model, optimizer, sampler, state } = moving;
         let tokenizer = dataset.tokenizer.to_json()?;
         run.save_file(&run.tokenizer(), tokenizer.as_bytes())?;
         let shard = dataset.validation.clone();
-        let (batch_size, context) = (train.batch_size, config.model.context);
-        let mut trainer = Self {
-            validation: ValidationBatches::new(shard, batch_size, context, train.eval_batches)?,
-            prompt: sample_prompt(&config, &dataset)?,
-            optimizer: optimizer(&config.optimizer, &model),
+        let TrainConfig { batch_size, eval_batches, precision, .. } = config.train;
+        let context = config.model.context;
+        let dtype = precision.dtype(&device);
+        let resume_from = (state.step > 0).then_some(state.step);
+        Ok(Self {
+            validation: ValidationBatches::new(shard, batch_size, context, eval_batches)?,
             metrics: run.open_metrics(resume_from)?,
             events: run.open_tensorboard(resume_from)?,
-            model: Some(model),
+            model: Some(model.with_activations(dtype)),
+            prompt,
+            optimizer,
             config,
             dataset,
             device,
@@ -134,14 +131,10 @@ impl Trainer {
             run,
             store,
             state,
-            rejected,
+            rejected: Vec::new(),
             pending: Vec::new(),
             training_time: Duration::ZERO,
-        };
-        if let Some(checkpoint) = latest {
-            trainer.restore(&checkpoint)?;
-        }
-        Ok(trainer)
+        })
     }
 
     /// The model as it is now.

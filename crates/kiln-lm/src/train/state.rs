@@ -1,10 +1,13 @@
 //! What a checkpoint holds: parameters, moments, and where the run is.
 
-use super::{TrainError, Trainer};
-use crate::config;
+use super::{TrainError, Trainer, optimizer};
+use crate::config::{self, Config};
 use crate::data::{BatchSampler, Dataset, SamplerState};
+use crate::model::Transformer;
 use crate::run::Checkpoint;
 use crate::tensors::{from_safetensors, parameters, to_safetensors};
+use burn::tensor::Device;
+use kiln_optim::AdamW;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -94,31 +97,56 @@ impl Trainer {
         ];
         Ok(self.store.save(self.state.step, &files, validation_loss.map(f64::from))?)
     }
+}
 
-    /// Takes over everything from a checkpoint, which must be of the same data and model.
-    pub(super) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+/// Everything that changes from step to step.
+pub(super) struct Moving {
+    pub(super) model: Transformer,
+    pub(super) optimizer: AdamW,
+    pub(super) sampler: BatchSampler,
+    pub(super) state: State,
+}
+
+impl Moving {
+    /// Before the first step.
+    pub(super) fn first(config: &Config, dataset: &Dataset, device: &Device) -> Self {
+        let (data, seed) = (DataId::of(dataset), config.train.seed);
+        let model = config.model.init(data.vocab_size, seed, device);
+        let sampler = BatchSampler::new(dataset.train.clone(), seed);
+        let state = State {
+            step: 0,
+            tokens: 0,
+            sampler: sampler.state(),
+            first_loss: None,
+            last_loss: None,
+            best_validation: None,
+            data,
+        };
+        Self { optimizer: optimizer(&config.optimizer, &model), model, sampler, state }
+    }
+
+    /// As in a checkpoint, which must be of the same data and model.
+    pub(super) fn restored(
+        config: &Config,
+        dataset: &Dataset,
+        device: &Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, TrainError> {
         let path = checkpoint.path();
         let state = read_state(checkpoint)?;
-        state.data.check(&self.state.data)?;
+        state.data.check(&DataId::of(dataset))?;
 
         let tensors = |name| -> Result<_, TrainError> {
             let bytes = checkpoint.read(name)?;
             from_safetensors(name, &bytes).map_err(|error| TrainError::unfit(path, error))
         };
-        let vocab_size = state.data.vocab_size;
-        let parameters = tensors(MODEL)?;
-        let model = self.config.model.restore(vocab_size, MODEL, parameters, &self.device);
+        let model = config.model.restore(state.data.vocab_size, MODEL, tensors(MODEL)?, device);
         let model = model.map_err(|error| TrainError::unfit(path, error))?;
-        let model = model.with_activations(self.dtype);
-        // Groups name parameters by id, and this model's ids are new.
-        self.optimizer = super::optimizer(&self.config.optimizer, &model);
-        let moments = tensors(OPTIMIZER)?;
-        let loaded = self.optimizer.load_state(&model, state.step, moments);
+        let mut optimizer = optimizer(&config.optimizer, &model);
+        let loaded = optimizer.load_state(&model, state.step, tensors(OPTIMIZER)?);
         loaded.map_err(|error| TrainError::unfit(path, error))?;
-        self.model = Some(model);
-        self.sampler = BatchSampler::from_state(self.dataset.train.clone(), state.sampler);
-        self.state = state;
-        Ok(())
+        let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);
+        Ok(Self { model, optimizer, sampler, state })
     }
 }
 

@@ -32,50 +32,75 @@ impl RowUnits {
     }
 }
 
-/// The sum of `value` over the units of each row, known to all of them.
+/// Replaces each of `values` by its sum over the units of the row; all units get it.
 ///
-/// The cube is `units` × `rows`, all of it calls this. `shared` holds [`RowUnits::shared`] values
-/// that nobody else uses before the next `sync_cube`; a caller that sums again without one in
-/// between passes another part.
+/// The cube is `units` × `rows`, all of it calls this. `shared` holds `count` times
+/// [`RowUnits::shared`] values that nobody else uses before the next `sync_cube`; a caller that
+/// sums again without one in between passes another part.
 #[cube]
-pub(crate) fn row_sum(value: f32, shared: &mut [f32], #[comptime] row: RowUnits) -> f32 {
-    let mut sum = value;
+pub(crate) fn row_sums(
+    values: &mut Array<f32>,
+    shared: &mut [f32],
+    #[comptime] count: usize,
+    #[comptime] row: RowUnits,
+) {
     if comptime!(row.plane > 1) {
         let lanes = comptime!(row.units.min(row.plane));
         #[unroll]
         for level in 0..comptime!(lanes.ilog2()) {
-            sum += plane_shuffle_xor(sum, comptime!(1u32 << level));
+            #[unroll]
+            for k in 0..count {
+                values[k] += plane_shuffle_xor(values[k], comptime!(1u32 << level));
+            }
         }
         if comptime!(!row.in_plane()) {
             let planes = comptime!((row.units / row.plane) as usize);
             let first = UNIT_POS_Y as usize * planes;
+            let part = comptime!(row.shared());
             if UNIT_POS_X % comptime!(row.plane) == 0 {
-                shared[first + (UNIT_POS_X / comptime!(row.plane)) as usize] = sum;
+                let plane = (UNIT_POS_X / comptime!(row.plane)) as usize;
+                #[unroll]
+                for k in 0..count {
+                    shared[k * part + first + plane] = values[k];
+                }
             }
             sync_cube();
-            sum = shared[first];
             #[unroll]
-            for i in 1..planes {
-                sum += shared[first + i];
+            for k in 0..count {
+                let mut sum = shared[k * part + first];
+                #[unroll]
+                for i in 1..planes {
+                    sum += shared[k * part + first + i];
+                }
+                values[k] = sum;
             }
         }
     } else {
         let first = (UNIT_POS_Y * comptime!(row.units)) as usize;
+        let part = comptime!(row.shared());
         let unit = UNIT_POS_X as usize;
-        shared[first + unit] = sum;
+        #[unroll]
+        for k in 0..count {
+            shared[k * part + first + unit] = values[k];
+        }
         sync_cube();
         #[unroll]
         for level in 0..comptime!(row.units.ilog2()) {
             let step = comptime!((row.units >> (level + 1)) as usize);
             if unit < step {
-                let other = shared[first + unit + step];
-                shared[first + unit] += other;
+                #[unroll]
+                for k in 0..count {
+                    let other = shared[k * part + first + unit + step];
+                    shared[k * part + first + unit] += other;
+                }
             }
             sync_cube();
         }
-        sum = shared[first];
+        #[unroll]
+        for k in 0..count {
+            values[k] = shared[k * part + first];
+        }
     }
-    sum
 }
 
 /// Adds up the elements of a vector, first to last.

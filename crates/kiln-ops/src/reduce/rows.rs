@@ -18,12 +18,21 @@ pub(crate) struct RowPlan {
 }
 
 impl RowPlan {
-    /// `chunks` vectors a unit at best, up to `most` in registers if the units run out.
+    /// For rows of `vectors` vectors: as few units as leave each at most `chunks` of them, so that
+    /// a narrow row stays inside a plane and needs no barrier. If the units of a cube run out, a
+    /// unit holds up to `most` in registers; beyond, rows are read twice.
     pub(crate) fn new(client: &Client, vectors: usize, chunks: usize, most: usize) -> Self {
         let widest = client.properties().hardware.max_units_per_cube.min(1024);
         let plane = launch::plane_size(client);
-        let wanted = (vectors.div_ceil(chunks).next_power_of_two() as u32).min(widest);
-        let units = if plane > 1 { wanted.max(plane.min(8)) } else { wanted };
+        let wanted = vectors.div_ceil(chunks).next_power_of_two() as u32;
+        // Rows of up to four vectors a unit of one plane, and no fewer units than reach every lane
+        // of a memory transaction.
+        let units = if plane > 1 && vectors <= 4 * plane as usize {
+            (vectors.next_power_of_two() as u32).min(plane).max(8.min(plane))
+        } else {
+            wanted
+        };
+        let units = units.min(widest);
         // Cubes of at least 128 units: four planes hide each other's latency.
         let rows = (128 / units).max(1);
         let chunks = vectors.div_ceil(units as usize);

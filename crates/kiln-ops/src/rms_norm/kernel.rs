@@ -9,7 +9,7 @@
 //! Rows too wide for registers are read twice (the second time mostly from L2).
 
 use crate::launch::{self, Rows};
-use crate::reduce::{RowPlan, column_sum, row_sum, vector_sum};
+use crate::reduce::{RowPlan, column_sum, row_sums, vector_sum};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
@@ -75,8 +75,10 @@ fn forward_kernel<E: Float, W: Float, N: Size>(
         }
     }
     let width = f32::cast_from((vectors * N::value()) as u32);
-    let total = row_sum(vector_sum::<N>(squares), &mut shared, plan.row);
-    let r = Vector::<f32, N>::new(f32::inverse_sqrt(total / width + eps));
+    let mut sums = Array::<f32>::new(1usize);
+    sums[0] = vector_sum::<N>(squares);
+    row_sums(&mut sums, &mut shared, 1usize, plan.row);
+    let r = Vector::<f32, N>::new(f32::inverse_sqrt(sums[0] / width + eps));
 
     if at < rows {
         if comptime!(plan.resident) {
@@ -127,7 +129,7 @@ pub(crate) fn forward(
         None => launch::vector_size(&client, x.tensor.dtype, &[&x, &weight]),
     };
     let vectors = x.width / size;
-    let plan = RowPlan::new(&client, vectors, 4, 8);
+    let plan = RowPlan::new(&client, vectors, tune("FCHUNKS", 4), 8);
     let elements = shape.num_elements();
     let add = residual.is_some();
     let residual_stride = residual.as_ref().map_or(0, |residual| residual.stride / size);
@@ -186,6 +188,7 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     #[comptime] plan: RowPlan,
     #[comptime] wanted: Wanted,
     #[comptime] add: bool,
+    #[comptime] prefetch: bool,
     #[define(E, W)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(plan.row.units as usize);
@@ -193,10 +196,13 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     let held = comptime!(if plan.resident { plan.chunks } else { 1 });
     let unit = UNIT_POS_X as usize;
     let width = f32::cast_from((vectors * N::value()) as u32);
-    let part = comptime!(plan.row.shared());
+    let part = comptime!(2 * plan.row.shared());
     let mut shared = Shared::<[f32]>::new_slice(comptime!(4 * plan.row.shared()));
     let mut x_held = Array::<Vector<E, N>>::new(held);
     let mut dy_held = Array::<Vector<E, N>>::new(held);
+    let ahead = comptime!(if prefetch { plan.chunks } else { 1 });
+    let mut x_next = Array::<Vector<E, N>>::new(ahead);
+    let mut dy_next = Array::<Vector<E, N>>::new(ahead);
     let mut dw = Array::<Vector<f32, N>>::new(held);
     #[unroll]
     for c in 0..held {
@@ -205,7 +211,19 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     let mut turn = 0usize;
 
     let first = CUBE_POS as usize * rows_here;
-    for start in range_stepped(first, rows, CUBE_COUNT as usize * rows_here) {
+    let step = CUBE_COUNT as usize * rows_here;
+    if comptime!(prefetch) {
+        let row = min(first + UNIT_POS_Y as usize, rows - 1);
+        #[unroll]
+        for c in 0..comptime!(plan.chunks) {
+            let i = unit + c * units;
+            if comptime!(plan.even) || i < vectors {
+                x_next[c] = x[row * x_stride + i];
+                dy_next[c] = dy[row * dy_stride + i];
+            }
+        }
+    }
+    for start in range_stepped(first, rows, step) {
         let at = start + UNIT_POS_Y as usize;
         let row = min(at, rows - 1);
         let mut squares = Vector::<f32, N>::new(0.0f32);
@@ -215,8 +233,27 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
             for c in 0..comptime!(plan.chunks) {
                 let i = unit + c * units;
                 if comptime!(plan.even) || i < vectors {
-                    x_held[c] = x[row * x_stride + i];
-                    dy_held[c] = dy[row * dy_stride + i];
+                    if comptime!(prefetch) {
+                        x_held[c] = x_next[c];
+                        dy_held[c] = dy_next[c];
+                    } else {
+                        x_held[c] = x[row * x_stride + i];
+                        dy_held[c] = dy[row * dy_stride + i];
+                    }
+                }
+            }
+            // The loads of the next row fly while this one is summed.
+            if comptime!(prefetch) {
+                if start + step < rows {
+                    let next = min(at + step, rows - 1);
+                    #[unroll]
+                    for c in 0..comptime!(plan.chunks) {
+                        let i = unit + c * units;
+                        if comptime!(plan.even) || i < vectors {
+                            x_next[c] = x[next * x_stride + i];
+                            dy_next[c] = dy[next * dy_stride + i];
+                        }
+                    }
                 }
             }
             #[unroll]
@@ -242,20 +279,16 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
             }
         }
 
-        // Sums alternate between two parts of shared memory: one barrier a sum is enough.
-        let base = turn * comptime!(2 * part);
-        let squares = row_sum(vector_sum::<N>(squares), &mut shared[base..base + part], plan.row);
-        let scale = f32::inverse_sqrt(squares / width + eps);
+        // Sums alternate between two parts of shared memory: one barrier a row is enough.
+        let mut sums = Array::<f32>::new(2usize);
+        sums[0] = vector_sum::<N>(squares);
+        sums[1] = vector_sum::<N>(dots);
+        let base = turn * part;
+        let count = comptime!(if wanted.x { 2usize } else { 1usize });
+        row_sums(&mut sums, &mut shared[base..base + part], count, plan.row);
+        let scale = f32::inverse_sqrt(sums[0] / width + eps);
         let r = Vector::<f32, N>::new(scale);
-        let mut back = Vector::<f32, N>::new(0.0f32);
-        if comptime!(wanted.x) {
-            let dot = row_sum(
-                vector_sum::<N>(dots),
-                &mut shared[base + part..base + comptime!(2 * part)],
-                plan.row,
-            );
-            back = Vector::new(scale * scale * scale * dot / width);
-        }
+        let back = Vector::<f32, N>::new(scale * scale * scale * sums[1] / width);
         turn = 1 - turn;
 
         if at < rows {
@@ -367,10 +400,11 @@ pub(crate) fn backward(
         None => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, &weight]),
     };
     let vectors = x.width / size;
-    let plan = RowPlan::new(&client, vectors, 2, 4);
+    let plan = RowPlan::new(&client, vectors, tune("CHUNKS", 2), 8);
+    let prefetch = plan.resident && tune("PREFETCH", 1) == 1 && plan.chunks <= 4;
     let groups = x.rows.div_ceil(plan.row.rows as usize);
     // Enough cubes to fill the GPU a few times over, few enough for short partial sums.
-    let resident_cubes = (2048 / plan.cube_dim().num_elems() as usize).clamp(1, 8);
+    let resident_cubes = tune("CUBES", (2048 / plan.cube_dim().num_elems() as usize).clamp(1, 8));
     let filled = launch::multiprocessors(&client) * resident_cubes;
     let cubes = if wanted.weight { groups.min(filled) } else { groups };
     let partial = if wanted.weight {
@@ -410,6 +444,7 @@ pub(crate) fn backward(
             plan,
             wanted,
             add,
+            prefetch,
             [x.tensor.dtype, weight.tensor.dtype].map(dtype_to_elem_type),
         );
     }
@@ -419,4 +454,8 @@ pub(crate) fn backward(
         dw
     });
     (dx, dw)
+}
+
+fn tune(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }

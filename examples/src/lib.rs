@@ -1,1 +1,0 @@
-//! Short programs, one idea each.
