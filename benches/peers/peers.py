@@ -13,15 +13,15 @@ import sys
 
 import torch
 
-# Memory that the inputs rotate through: several times the L2 cache.
-ROTATED = 256e6
-BURST_MS = 4.0
+# Memory that the inputs rotate through: many times the L2 cache.
+ROTATED = 1e9
+BURST_MS = 30.0
 ROUNDS = 12
 
 
 def sets(bytes_of_a_call):
     """How many sets of inputs a bench rotates through."""
-    return max(1, min(8, int(-(-ROTATED // max(1, bytes_of_a_call)))))
+    return max(1, min(16, int(-(-ROTATED // max(1, bytes_of_a_call)))))
 
 
 def burst(call, calls):
@@ -40,7 +40,7 @@ def time_together(calls):
     for call in calls:
         for turn in range(3):
             call(turn)
-    lengths = [max(1, min(200, int(BURST_MS / max(1e-4, burst(call, 3))))) for call in calls]
+    lengths = [max(1, min(500, int(BURST_MS / max(1e-4, burst(call, 3))))) for call in calls]
     times = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, length, out in zip(calls, lengths, times):

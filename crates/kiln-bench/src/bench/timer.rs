@@ -5,8 +5,7 @@ use burn::tensor::Device;
 /// What `work` returned and the seconds that `device` spent on what it queued: by its own clock if
 /// it has one.
 ///
-/// `work` returns its results, which stay alive until all has run: Burn's fusion leaves out what
-/// nobody can see any more.
+/// What `work` returns stays alive until all has run.
 pub(super) fn time<T: Send>(
     device: &Device,
     work: impl FnOnce() -> T + Send,

@@ -75,7 +75,7 @@ pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
 }
 
 /// A contiguous tensor that the kernel is going to write whole.
-pub(crate) fn output(like: &CubeTensor, op: &'static str, name: &'static str, shape: Shape, dtype: DType) -> CubeTensor {
+pub fn output(like: &CubeTensor, op: &'static str, name: &'static str, shape: Shape, dtype: DType) -> CubeTensor {
     if let Some(tensor) = audit::output(like, op, name, &shape, dtype) {
         return tensor;
     }
@@ -108,7 +108,7 @@ pub fn launches() -> u64 {
 }
 
 /// The grid of one launch: at least `cubes` cubes within the device's limits; kernels check their position.
-pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
+pub fn grid(client: &Client, cubes: usize) -> CubeCount {
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
     let widest = client.properties().hardware.max_cube_count.0 as usize;
     let x = cubes.min(widest);

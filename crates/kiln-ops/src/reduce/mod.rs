@@ -11,7 +11,8 @@ use cubecl::prelude::*;
 /// How the units of a row add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowUnits {
-    /// Units of one row: a power of two.
+    /// Units of one row: a power of two up to the size of a plane, then whole planes; without planes
+    /// always a power of two.
     pub(crate) units: u32,
     /// Rows of one cube.
     pub(crate) rows: u32,

@@ -18,23 +18,22 @@ pub(crate) struct RowPlan {
 }
 
 impl RowPlan {
-    /// For rows of `vectors` vectors: as few units as leave each at most `chunks` of them, so that
-    /// a narrow row stays inside a plane and needs no barrier. If the units of a cube run out, a
-    /// unit holds up to `most` in registers; beyond, rows are read twice.
-    pub(crate) fn new(client: &Client, vectors: usize, chunks: usize, most: usize) -> Self {
+    /// For rows of `vectors` vectors, with at most `chunks` of them for each unit. If the units of a
+    /// cube run out, a unit holds up to `most` in registers; beyond, rows are read twice. Rows share
+    /// a cube of `cube(units of a row)` units.
+    pub(crate) fn new(client: &Client, vectors: usize, chunks: usize, most: usize, cube: impl Fn(u32) -> u32) -> Self {
         let widest = client.properties().hardware.max_units_per_cube.min(1024);
         let plane = launch::plane_size(client);
-        let wanted = vectors.div_ceil(chunks).next_power_of_two() as u32;
-        // Rows of up to four vectors a unit of one plane, and no fewer units than reach every lane
-        // of a memory transaction.
-        let units = if plane > 1 && vectors <= 4 * plane as usize {
-            (vectors.next_power_of_two() as u32).min(plane).max(8.min(plane))
-        } else {
-            wanted
+        let wanted = vectors.div_ceil(chunks) as u32;
+        let units = match plane {
+            // No planes: a tree in shared memory.
+            1 => wanted.next_power_of_two(),
+            // Inside a plane, but no fewer units than fill a memory transaction.
+            _ if wanted <= plane => wanted.next_power_of_two().max(8.min(plane)),
+            _ => wanted.next_multiple_of(plane),
         };
         let units = units.min(widest);
-        // Cubes of at least 128 units: four planes hide each other's latency.
-        let rows = (128 / units).max(1);
+        let rows = (cube(units).min(widest) / units).max(1);
         let chunks = vectors.div_ceil(units as usize);
         Self {
             row: RowUnits { units, rows, plane },
@@ -42,6 +41,11 @@ impl RowPlan {
             resident: chunks <= most,
             even: vectors.is_multiple_of(units as usize),
         }
+    }
+
+    /// Vectors that a unit holds in registers; never none, which no array can have.
+    pub(crate) fn held(&self) -> usize {
+        if self.resident { self.chunks } else { 1 }
     }
 
     /// The cube.
