@@ -71,7 +71,13 @@ impl Attributes {
 
     /// An integer.
     pub fn integer(&self, name: &str) -> i64 {
-        self.number(name) as i64
+        self.word(name).parse().unwrap_or_default()
+    }
+
+    /// Replaces an integer.
+    pub fn set_integer(&mut self, name: &'static str, value: i64) {
+        self.0.insert(name, Some(value as f64));
+        self.1.insert(name, value.to_string());
     }
 
     /// A flag.
@@ -88,16 +94,17 @@ impl Attributes {
 impl Attribute {
     /// The value as a number (words have none), or what was expected.
     fn parse(&self, text: &str) -> Result<Option<f64>, String> {
-        let finite = text.parse::<f64>().ok().filter(|v| v.is_finite());
+        // Kernels take attributes in f32.
+        let finite = text.parse::<f64>().ok().filter(|v| (*v as f32).is_finite());
         let in_range = |ok: fn(f64, f64) -> bool, bound: f64| finite.filter(|v| ok(*v, bound));
         let integer = text.parse::<i64>().ok();
         match self.kind {
             Kind::AtLeast(least) => in_range(|v, b| v >= b, least)
                 .map(Some)
                 .ok_or_else(|| format!("a number of at least {least}")),
-            Kind::Above(least) => {
-                in_range(|v, b| v > b, least).map(Some).ok_or_else(|| format!("a number above {least}"))
-            }
+            Kind::Above(least) => in_range(|v, b| v > b, least)
+                .map(Some)
+                .ok_or_else(|| format!("a number above {least}")),
             Kind::Optional if text == self.default => Ok(None),
             Kind::Optional => finite.map(Some).ok_or_else(|| "a number".into()),
             Kind::Integer => integer.map(|v| Some(v as f64)).ok_or_else(|| "an integer".into()),
@@ -135,7 +142,10 @@ mod tests {
     #[test]
     fn defaults_and_given_values() {
         let read = read("eps", "0.5").unwrap();
-        assert_eq!((read.number("eps"), read.word("layout"), read.flag("causal")), (0.5, "half", true));
+        assert_eq!(
+            (read.number("eps"), read.word("layout"), read.flag("causal")),
+            (0.5, "half", true)
+        );
         assert_eq!((read.optional("scale"), read.integer("steps")), (None, 5));
     }
 
@@ -147,6 +157,7 @@ mod tests {
             ("layout", "x", "op: attribute layout = x, expected half or interleaved"),
             ("causal", "1", "op: attribute causal = 1, expected true or false"),
             ("scale", "inf", "op: attribute scale = inf, expected a number"),
+            ("eps", "1e39", "op: attribute eps = 1e39, expected a number of at least 0"),
             ("steps", "0", "op: attribute steps = 0, expected an integer of at least 1"),
             ("steps", "1.5", "op: attribute steps = 1.5, expected an integer of at least 1"),
         ] {

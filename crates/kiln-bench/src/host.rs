@@ -87,7 +87,13 @@ pub enum Input {
 
 impl Input {
     /// Uploads a float input; `gradient` asks for its gradient.
-    pub fn float(host: &HostTensor, dtype: DType, layout: Layout, gradient: bool, device: &Device) -> Self {
+    pub fn float(
+        host: &HostTensor,
+        dtype: DType,
+        layout: Layout,
+        gradient: bool,
+        device: &Device,
+    ) -> Self {
         let width = host.shape.last().copied().unwrap_or(1);
         let rows = host.values.len().checked_div(width).unwrap_or(0);
         let pad = if layout == Layout::Cut { PAD } else { 0 };
@@ -108,9 +114,20 @@ impl Input {
 
     /// Uploads an integer input.
     pub fn int(host: &HostTensor, gradient: bool, device: &Device) -> Self {
-        let flat = Tensor::<1, Int>::from_data(TensorData::from(host.integers().as_slice()), device);
+        let flat =
+            Tensor::<1, Int>::from_data(TensorData::from(host.integers().as_slice()), device);
         let flat = if gradient { flat.autodiff() } else { flat };
         Self::Int { flat, shape: host.shape.clone() }
+    }
+
+    /// The same without autodiff.
+    pub fn inner(&self) -> Self {
+        match self.clone() {
+            Self::Float { leaf, rows, shape } => {
+                Self::Float { leaf: leaf.inner(), rows: rows.inner(), shape }
+            }
+            Self::Int { flat, shape } => Self::Int { flat: flat.inner(), shape },
+        }
     }
 
     /// Shape of the input.
@@ -128,7 +145,11 @@ pub fn download<const D: usize>(tensor: &Tensor<D>) -> Result<Vec<f64>, String> 
 }
 
 /// The gradient of an input, without the columns it was cut from.
-pub fn gradient(leaf: &Tensor<2>, shape: &[usize], grads: &burn::tensor::Gradients) -> Result<Option<HostTensor>, String> {
+pub fn gradient(
+    leaf: &Tensor<2>,
+    shape: &[usize],
+    grads: &burn::tensor::Gradients,
+) -> Result<Option<HostTensor>, String> {
     let Some(grad) = leaf.grad(grads) else { return Ok(None) };
     let width = shape.last().copied().unwrap_or(1);
     let all = grad.dims()[1];

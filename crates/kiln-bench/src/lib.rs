@@ -3,7 +3,7 @@
 //! * [`registry`]: an operator's inputs, attributes, outputs, float64 oracle, test cases, bench
 //!   shapes and the bytes and operations it cannot avoid. New operators join by a row.
 //! * [`gate`]: the correctness gate, `kiln verify`.
-//! * [`bench`]: times behind the gate, `kiln bench`.
+//! * [`mod@bench`]: times behind the gate, `kiln bench`.
 //! * [`op_io`]: one operator on tensors from a file, `kiln op`.
 
 pub mod attributes;

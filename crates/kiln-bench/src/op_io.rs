@@ -67,17 +67,23 @@ pub fn run(request: &Request) -> Result<(), String> {
     let tensors = SafeTensors::deserialize(&bytes).map_err(file)?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(file)?;
     known_names(spec, &tensors)?;
-    let attributes = attributes(spec, request, header.metadata().as_ref())?;
-    let (inputs, dtype) = inputs(spec, &tensors)?;
+    let mut attributes = attributes(spec, request, header.metadata().as_ref())?;
+    let (mut inputs, dtype) = inputs(spec, &tensors)?;
     let shapes: Vec<_> = inputs.iter().map(|tensor| tensor.shape.clone()).collect();
     let dims = spec.dims(&shapes)?;
-    for (input, tensor) in spec.inputs.iter().zip(&inputs) {
+    for (input, tensor) in spec.inputs.iter().zip(&mut inputs) {
         if tensor.values.is_empty() {
             let shape = &tensor.shape;
-            return Err(format!("{}: `{}` has no elements, its shape is {shape:?}", spec.name, input.name));
+            return Err(format!(
+                "{}: `{}` has no elements, its shape is {shape:?}",
+                spec.name, input.name
+            ));
         }
         if let Holds::Classes(dim) = input.holds {
-            classes(spec, input.name, tensor, dims[dim][0], attributes.integer("ignore_index"))?;
+            let view = tensors.tensor(input.name).map_err(file)?;
+            let ignored = attributes.integer("ignore_index");
+            tensor.values = classes(spec, input.name, &view, dims[dim][0], ignored)?;
+            attributes.set_integer("ignore_index", IGNORED);
         }
     }
     let cotangents = cotangents(spec, &tensors, &dims, dtype)?;
@@ -102,7 +108,8 @@ pub fn run(request: &Request) -> Result<(), String> {
         let n = shape.iter().product();
         HostTensor::new(shape, vec![0.0; n])
     });
-    let data = Data { inputs, attributes, cotangents, outputs: placeholders.collect(), gradients: vec![] };
+    let data =
+        Data { inputs, attributes, cotangents, outputs: placeholders.collect(), gradients: vec![] };
     let run = gate::execute(request.op, &data, dtype, Layout::Allocated, device, implementation)
         .map_err(|e| if e.starts_with(spec.name) { e } else { format!("{}: {e}", spec.name) })?;
 
@@ -133,7 +140,9 @@ fn known_names(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(), String> {
     let mut names = tensors.names();
     names.sort_unstable();
     match names.iter().find(|name| !known.iter().any(|k| k == *name)) {
-        Some(name) => Err(format!("{}: unknown tensor `{name}`, expected {}", spec.name, known.join(", "))),
+        Some(name) => {
+            Err(format!("{}: unknown tensor `{name}`, expected {}", spec.name, known.join(", ")))
+        }
         None => Ok(()),
     }
 }
@@ -173,9 +182,8 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
         };
         let view = tensors.tensor(name).map_err(missing)?;
         let found = view.dtype();
-        let wrong = |expected: &str| {
-            format!("{}: `{name}` is {found:?}, expected {expected}", spec.name)
-        };
+        let wrong =
+            |expected: &str| format!("{}: `{name}` is {found:?}, expected {expected}", spec.name);
         match input.holds {
             Holds::Classes(_) if !matches!(found, Dtype::I64 | Dtype::I32) => {
                 return Err(wrong("I64 or I32"));
@@ -226,29 +234,44 @@ fn cotangents(
         let own = if output.f32 { DType::F32 } else { dtype };
         if !matches!(float_dtype(view.dtype()), Some(d) if d == own || d == DType::F32) {
             let found = view.dtype();
-            return Err(format!("{}: `{name}` is {found:?}, expected {own:?} or F32", spec.name));
+            let expected = if own == DType::F32 { "F32".into() } else { format!("{own:?} or F32") };
+            return Err(format!("{}: `{name}` is {found:?}, expected {expected}", spec.name));
         }
         cotangents.push(decode(&view));
     }
     Ok(cotangents)
 }
 
+/// What ignored targets become: devices have no 64-bit integers to compare them in.
+const IGNORED: i64 = -1;
+
+/// The class indices, in range or [`IGNORED`].
 fn classes(
     spec: &Spec,
     name: &str,
-    tensor: &HostTensor,
+    view: &TensorView<'_>,
     classes: usize,
     ignored: i64,
-) -> Result<(), String> {
-    let wrong = |t: &i64| *t != ignored && !(0..classes as i64).contains(t);
-    match tensor.integers().iter().enumerate().find(|(_, t)| wrong(t)) {
-        None => Ok(()),
-        Some((at, found)) => Err(format!(
+) -> Result<Vec<f64>, String> {
+    let bytes = view.data();
+    let found: Vec<i64> = match view.dtype() {
+        Dtype::I64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
+    };
+    let class = |(at, found): (usize, i64)| {
+        if found == ignored {
+            return Ok(IGNORED as f64);
+        }
+        if (0..classes as i64).contains(&found) {
+            return Ok(found as f64);
+        }
+        Err(format!(
             "{}: `{name}` is {found} at position {at}, expected 0 to {} or {ignored} (ignored)",
             spec.name,
             classes - 1
-        )),
-    }
+        ))
+    };
+    found.into_iter().enumerate().map(class).collect()
 }
 
 fn float_dtype(dtype: Dtype) -> Option<DType> {
@@ -263,12 +286,17 @@ fn float_dtype(dtype: Dtype) -> Option<DType> {
 fn decode(view: &TensorView<'_>) -> HostTensor {
     let bytes = view.data();
     let half = |convert: fn(u16) -> f32| -> Vec<f64> {
-        bytes.chunks_exact(2).map(|b| f64::from(convert(u16::from_le_bytes([b[0], b[1]])))).collect()
+        bytes
+            .chunks_exact(2)
+            .map(|b| f64::from(convert(u16::from_le_bytes([b[0], b[1]]))))
+            .collect()
     };
     let values = match view.dtype() {
         Dtype::BF16 => half(|bits| half::bf16::from_bits(bits).to_f32()),
         Dtype::F16 => half(|bits| half::f16::from_bits(bits).to_f32()),
-        Dtype::I64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect(),
+        Dtype::I64 => {
+            bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect()
+        }
         Dtype::I32 => {
             bytes.as_chunks::<4>().0.iter().map(|b| f64::from(i32::from_le_bytes(*b))).collect()
         }
@@ -306,7 +334,17 @@ fn write(
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| failed(&e))?;
+    if !folder.is_dir() {
+        return Err(failed(&format!("there is no folder {}", folder.display())));
+    }
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        // As any other file: the umask decides.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(folder).map_err(|e| failed(&e))?;
     file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(|e| failed(&e))?;
     file.persist(path).map_err(|e| failed(&e))?;
     Ok(())

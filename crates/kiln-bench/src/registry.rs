@@ -148,7 +148,8 @@ impl Case {
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let join = |shape: &Vec<usize>| shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×");
+        let join =
+            |shape: &Vec<usize>| shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×");
         f.write_str(&join(&self.shapes[0]))?;
         for (i, shape) in self.shapes.iter().enumerate().skip(1) {
             if !self.shapes[..i].contains(shape) && shape.len() > 1 {
@@ -193,6 +194,16 @@ pub trait Operator: Sync {
     ///
     /// What the public function returns.
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError>;
+
+    /// The kernels of the backward, called past autodiff, whose bookkeeping on the host takes
+    /// longer than many of them; none if the operator has no such way. For timing only.
+    fn backward_kernels(
+        &self,
+        _call: &Call<'_>,
+        _cotangents: &[Tensor<1>],
+    ) -> Option<Vec<Tensor<2>>> {
+        None
+    }
 
     /// The outputs in float64.
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor>;
@@ -255,7 +266,10 @@ impl Spec {
             if extra > 0 && !leading {
                 return Err(wrong());
             }
-            if leading && dims.entry("...").or_insert_with(|| shape[..extra].to_vec())[..] != shape[..extra] {
+            if leading
+                && dims.entry("...").or_insert_with(|| shape[..extra].to_vec())[..]
+                    != shape[..extra]
+            {
                 return Err(wrong());
             }
             for (name, size) in fixed.iter().zip(&shape[extra..]) {
@@ -322,6 +336,11 @@ mod tests {
         for op in all() {
             assert!(std::ptr::eq(find(op.spec().name).unwrap().spec(), op.spec()));
         }
-        assert!(find("nope").err().unwrap().starts_with("unknown operator `nope`, expected one of rms_norm"));
+        assert!(
+            find("nope")
+                .err()
+                .unwrap()
+                .starts_with("unknown operator `nope`, expected one of rms_norm")
+        );
     }
 }

@@ -34,6 +34,9 @@ enum Command {
     Op(commands::op::Args),
 }
 
+const DISPLAY_HELP: clap::error::ErrorKind =
+    clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+
 fn main() -> ExitCode {
     panics::install();
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| {
@@ -44,7 +47,18 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .without_time()
         .init();
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && error.kind() != DISPLAY_HELP => {
+            // One line, as all errors; the rest of clap's message is the usage that --help prints.
+            let text = error.to_string();
+            let about = text.lines().take_while(|line| !line.trim().is_empty());
+            eprintln!("{}", about.map(str::trim).collect::<Vec<_>>().join(" "));
+            return ExitCode::from(2);
+        }
+        Err(error) => error.exit(),
+    };
+    let result = match cli.command {
         Command::Train(args) => commands::train::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Data(command) => commands::data::run(command),

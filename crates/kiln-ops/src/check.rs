@@ -8,7 +8,13 @@ use burn::tensor::{DType, Device, Tensor};
 pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {
-    pub(crate) fn shape(self, tensor: &'static str, found: &[usize], ok: bool, expected: impl Into<String>) -> Result<(), OpError> {
+    pub(crate) fn shape(
+        self,
+        tensor: &'static str,
+        found: &[usize],
+        ok: bool,
+        expected: impl Into<String>,
+    ) -> Result<(), OpError> {
         if ok {
             return Ok(());
         }
@@ -16,15 +22,29 @@ impl Check {
     }
 
     /// f32, bf16 or f16.
-    pub(crate) fn float<const D: usize>(self, tensor: &'static str, t: &Tensor<D>) -> Result<DType, OpError> {
+    pub(crate) fn float<const D: usize>(
+        self,
+        tensor: &'static str,
+        t: &Tensor<D>,
+    ) -> Result<DType, OpError> {
         match t.dtype() {
             dtype @ (DType::F32 | DType::BF16 | DType::F16) => Ok(dtype),
-            found => Err(OpError::DType { op: self.0, tensor, found, expected: "F32, BF16 or F16".into() }),
+            found => Err(OpError::DType {
+                op: self.0,
+                tensor,
+                found,
+                expected: "F32, BF16 or F16".into(),
+            }),
         }
     }
 
     /// Of one of these element types.
-    pub(crate) fn dtype<const D: usize>(self, tensor: &'static str, t: &Tensor<D>, allowed: &[DType]) -> Result<(), OpError> {
+    pub(crate) fn dtype<const D: usize>(
+        self,
+        tensor: &'static str,
+        t: &Tensor<D>,
+        allowed: &[DType],
+    ) -> Result<(), OpError> {
         if allowed.contains(&t.dtype()) {
             return Ok(());
         }
@@ -32,18 +52,39 @@ impl Check {
         Err(OpError::DType { op: self.0, tensor, found: t.dtype(), expected })
     }
 
-    pub(crate) fn device(self, tensor: &'static str, found: &Device, expected: &Device) -> Result<(), OpError> {
+    pub(crate) fn device(
+        self,
+        tensor: &'static str,
+        found: &Device,
+        expected: &Device,
+    ) -> Result<(), OpError> {
         if found == expected {
             return Ok(());
         }
-        Err(OpError::Device { op: self.0, tensor, found: format!("{found:?}"), expected: format!("{expected:?}") })
+        Err(OpError::Device {
+            op: self.0,
+            tensor,
+            found: format!("{found:?}"),
+            expected: format!("{expected:?}"),
+        })
     }
 
     /// A finite number in range.
-    pub(crate) fn number(self, attribute: &'static str, value: f64, ok: bool, expected: &str) -> Result<(), OpError> {
+    pub(crate) fn number(
+        self,
+        attribute: &'static str,
+        value: f64,
+        ok: bool,
+        expected: &str,
+    ) -> Result<(), OpError> {
         if ok && value.is_finite() {
             return Ok(());
         }
-        Err(OpError::Attribute { op: self.0, attribute, found: value.to_string(), expected: expected.into() })
+        Err(OpError::Attribute {
+            op: self.0,
+            attribute,
+            found: value.to_string(),
+            expected: expected.into(),
+        })
     }
 }

@@ -94,7 +94,11 @@ fn not_built(name: &str, feature: &'static str) -> Result<Opened, DeviceError> {
 
 fn cpu() -> Result<Opened, DeviceError> {
     #[cfg(feature = "flex")]
-    return Ok(Opened { device: Device::flex(), name: "cpu".into(), why: "cpu (burn-flex)".into() });
+    return Ok(Opened {
+        device: Device::flex(),
+        name: "cpu".into(),
+        why: "cpu (burn-flex)".into(),
+    });
     #[cfg(not(feature = "flex"))]
     not_built("cpu", "flex")
 }
@@ -196,7 +200,10 @@ fn cuda_model(index: usize) -> Result<String, String> {
     let toolkit = std::env::var("CUDA_PATH").unwrap_or_else(|_| "/usr/local/cuda".into());
     let header = std::path::Path::new(&toolkit).join("include").join("cuda_runtime.h");
     if !header.exists() {
-        return Err(format!("{} was not found: set CUDA_PATH to the CUDA toolkit", header.display()));
+        return Err(format!(
+            "{} was not found: set CUDA_PATH to the CUDA toolkit",
+            header.display()
+        ));
     }
     let device = driver::result::device::get(index as i32).map_err(|e| e.to_string())?;
     driver::result::device::get_name(device).map_err(|e| e.to_string())

@@ -64,7 +64,9 @@ pub enum OpError {
         reason: String,
     },
     /// A target is neither ignored nor a class.
-    #[error("{op}: target {found} at position {position}, expected 0 to {last} or {ignore_index} (ignored)")]
+    #[error(
+        "{op}: target {found} at position {position}, expected 0 to {last} or {ignore_index} (ignored)"
+    )]
     Target {
         /// Operator.
         op: &'static str,

@@ -31,7 +31,8 @@ pub fn distance(out: &[f64], reference: &[f64]) -> Distance {
     if out.len() != reference.len() {
         return Distance { relative: f64::INFINITY, largest: f64::INFINITY, not_finite: 0 };
     }
-    let (mut squares, mut norm, mut largest, mut scale, mut not_finite) = (0.0, 0.0, 0.0f64, 0.0f64, 0);
+    let (mut squares, mut norm, mut largest, mut scale, mut not_finite) =
+        (0.0, 0.0, 0.0f64, 0.0f64, 0);
     for (out, reference) in out.iter().zip(reference) {
         if !out.is_finite() {
             not_finite += usize::from(reference.is_finite());
@@ -45,7 +46,11 @@ pub fn distance(out: &[f64], reference: &[f64]) -> Distance {
     }
     // Where the oracle is zero, only zero is right.
     let ratio = |a: f64, b: f64| if a == 0.0 { 0.0 } else { a / b };
-    Distance { relative: ratio(squares.sqrt(), norm.sqrt()), largest: ratio(largest, scale), not_finite }
+    Distance {
+        relative: ratio(squares.sqrt(), norm.sqrt()),
+        largest: ratio(largest, scale),
+        not_finite,
+    }
 }
 
 /// Half the distance from 1 to the next number: the largest relative error of one rounding.

@@ -18,8 +18,23 @@ fn eps(width: usize) -> f64 {
 /// Widths: one element, primes, odd, ragged tails, rows that CUDA pitches, more than one vector a
 /// unit, rows too wide for registers.
 const SHAPES: &[[usize; 2]] = &[
-    [1, 1], [5, 1], [3, 2], [7, 3], [1, 17], [33, 31], [4, 64], [129, 80], [2, 96], [9, 127], [5, 257], [3, 768],
-    [2, 1000], [6, 1024], [2, 4099], [1, 8192], [3, 12_288],
+    [1, 1],
+    [5, 1],
+    [3, 2],
+    [7, 3],
+    [1, 17],
+    [33, 31],
+    [4, 64],
+    [129, 80],
+    [2, 96],
+    [9, 127],
+    [5, 257],
+    [3, 768],
+    [2, 1000],
+    [6, 1024],
+    [2, 4099],
+    [1, 8192],
+    [3, 12_288],
 ];
 
 struct Case {
@@ -35,7 +50,8 @@ struct Case {
 fn run(shape: [usize; 2], dtype: DType, seed: u64, wide: bool, device: &Device) -> Case {
     let [rows, width] = shape;
     let pad = if wide { 8 } else { 0 };
-    let (x_leaf, x_held) = tensor(&numbers(rows * (width + pad), seed, 0.3), [rows, width + pad], dtype, device);
+    let (x_leaf, x_held) =
+        tensor(&numbers(rows * (width + pad), seed, 0.3), [rows, width + pad], dtype, device);
     let (weight, weight_held) = tensor(&numbers(width, seed + 1, 1.0), [width], dtype, device);
     let (dy, dy_held) = tensor(&numbers(rows * width, seed + 2, 0.1), shape, dtype, device);
     let cut = |held: &[f64]| -> Vec<f64> {
@@ -88,7 +104,9 @@ fn kernel_and_reference_agree_in_both_orders() {
             (Implementation::Reference, Implementation::Fused),
         ] {
             for (seed, implementation) in [(1, first), (2, second), (3, first)] {
-                let case = policy::force(implementation, || run([37, 515], DType::F32, seed, false, &device));
+                let case = policy::force(implementation, || {
+                    run([37, 515], DType::F32, seed, false, &device)
+                });
                 check(&case, DType::F32, &format!("{implementation} of order {first}, {second}"));
             }
         }
@@ -107,7 +125,8 @@ fn repeats_bit_for_bit() {
 #[test]
 fn every_rank_and_stride() {
     for device in devices() {
-        let (x, held) = tensor(&numbers(2 * 3 * 4 * 16, 1, 0.0), [2, 3, 4, 16], DType::F32, &device);
+        let (x, held) =
+            tensor(&numbers(2 * 3 * 4 * 16, 1, 0.0), [2, 3, 4, 16], DType::F32, &device);
         let (weight, w) = tensor(&numbers(16, 2, 1.0), [16], DType::F32, &device);
         let expected = oracle::forward(&held, &w, EPS);
         let y = rms_norm(x.clone(), weight.clone(), EPS).unwrap();
@@ -122,7 +141,13 @@ fn every_rank_and_stride() {
         let (t, th) = tensor(&numbers(16 * 5, 3, 0.5), [16, 5], DType::F32, &device);
         let transposed: Vec<f64> = (0..80).map(|i| th[(i % 16) * 5 + i / 16]).collect();
         let y = rms_norm(t.transpose(), weight.clone(), EPS).unwrap();
-        assert_near(&values(&y), &oracle::forward(&transposed, &w, EPS), DType::F32, 1, "transposed");
+        assert_near(
+            &values(&y),
+            &oracle::forward(&transposed, &w, EPS),
+            DType::F32,
+            1,
+            "transposed",
+        );
         let none = Tensor::<2>::zeros([0, 16], &device);
         assert_eq!(rms_norm(none, weight, EPS).unwrap().dims(), [0, 16]);
     }

@@ -2,8 +2,8 @@
 //!
 //! An operator whose gate is red gets no time. Kernel and reference are timed in alternation on
 //! random data that rotates through more memory than a cache holds, by the device's own clock over
-//! bursts of calls, warm; the middle of the bursts is reported with its spread. Ceilings (a pass
-//! over memory, a matmul, the smallest launch) are measured in the same run.
+//! bursts of calls, warm; the middle of the bursts is reported with its spread. Ceilings (a copy, a
+//! matmul, the smallest launch) are measured in the same run.
 
 mod ceilings;
 mod compare;
@@ -80,7 +80,7 @@ pub struct Row {
     /// Kernels launched, where they are counted.
     #[serde(default)]
     pub launches: Option<u64>,
-    /// Most memory reserved beyond the inputs, in MiB.
+    /// Memory that the pool reserved on top for one call, in MiB.
     #[serde(default)]
     pub peak_mib: Option<f64>,
 }
@@ -133,7 +133,9 @@ impl Run {
         let shape = case.to_string();
         let total = |implementation: &str| -> Option<f64> {
             let rows = self.rows.iter().filter(|row| {
-                row.op == op.spec().name && row.shape == shape && row.implementation == implementation
+                row.op == op.spec().name
+                    && row.shape == shape
+                    && row.implementation == implementation
             });
             let times: Vec<f64> = rows.map(|row| row.us).collect();
             (!times.is_empty()).then(|| times.iter().sum())
@@ -205,7 +207,9 @@ fn rows(
                 times.push(workload.burst(*implementation)?);
             }
         }
-        for ((mut times, implementation), extra) in times.into_iter().zip(implementations).zip(extra) {
+        for ((mut times, implementation), extra) in
+            times.into_iter().zip(implementations).zip(extra)
+        {
             times.sort_by(f64::total_cmp);
             let at = |share: f64| 1e6 * times[((times.len() - 1) as f64 * share).round() as usize];
             run.rows.push(Row {

@@ -1,5 +1,6 @@
-//! A scalar whose gradient at `y` is a given tensor, without a kernel of the size of `y`: so that
-//! the backward of an operator can be timed alone.
+//! Two operations that only the bench needs: a scalar whose gradient at `y` is a given tensor,
+//! without a kernel of the size of `y`, so that a backward can be timed alone; and a copy that
+//! Burn's fusion can neither join with another nor leave out.
 
 use burn::backend::autodiff::{
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -8,7 +9,9 @@ use burn::backend::autodiff::{
 };
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{
+    Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
+};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
 
@@ -18,6 +21,25 @@ pub trait PullOps: Backend {
     /// `[1]`, with `dy` as the gradient of `y`.
     #[fusion(meta = scalar)]
     fn pull(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// The copy.
+#[backend_extension(Cube, Fusion)]
+pub trait CopyOps: Backend {
+    /// A copy of x.
+    #[fusion(dtype = x, shape = x)]
+    fn plain_copy(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl CopyOps for CubeBackend {
+    fn plain_copy(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x.copy()
+    }
+}
+
+/// A copy of `x`.
+pub(super) fn copy(x: Tensor<2>) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as CopyOps>::plain_copy(x.into_dispatch()))
 }
 
 fn scalar(y: &TensorSpec, _dy: &TensorSpec) -> TensorSpec {
@@ -42,7 +64,12 @@ impl<B: Backend + PullOps, C: CheckpointStrategy> PullOps for Autodiff<B, C> {
         impl<B: Backend> Backward<B, 1> for Pull {
             type State = FloatTensor<B>;
 
-            fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+            fn backward(
+                self,
+                ops: Ops<Self::State, 1>,
+                grads: &mut Gradients,
+                _: &mut Checkpointer,
+            ) {
                 grads.consume::<B>(&ops.node);
                 if let [Some(y)] = ops.parents {
                     grads.register::<B>(y.id, ops.state);

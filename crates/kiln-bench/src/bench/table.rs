@@ -5,7 +5,13 @@ use comfy_table::{Table, presets};
 
 /// Microseconds with three digits that matter.
 pub(super) fn microseconds(us: f64) -> String {
-    if us < 100.0 { format!("{us:.1} µs") } else if us < 1e4 { format!("{us:.0} µs") } else { format!("{:.1} ms", us / 1e3) }
+    if us < 100.0 {
+        format!("{us:.1} µs")
+    } else if us < 1e4 {
+        format!("{us:.0} µs")
+    } else {
+        format!("{:.1} ms", us / 1e3)
+    }
 }
 
 /// The rate that limits the pass: bytes if it does few operations on each, else operations.
@@ -20,15 +26,30 @@ pub(super) fn rate(row: &Row) -> String {
 /// The table of a run, with the ratio of each kernel to its reference.
 pub fn table(run: &Run, markdown: bool) -> String {
     let mut table = Table::new();
-    table.load_style(if markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
+    table.load_style(if markdown {
+        presets::ASCII_MARKDOWN
+    } else {
+        presets::UTF8_HORIZONTAL_ONLY
+    });
     table.set_header([
-        "operator", "pass", "shape", "dtype", "implementation", "time", "spread", "rate", "of the ceiling",
-        "× reference", "launches", "memory",
+        "operator",
+        "pass",
+        "shape",
+        "dtype",
+        "implementation",
+        "time",
+        "spread",
+        "rate",
+        "of the ceiling",
+        "× reference",
+        "launches",
+        "reserved",
     ]);
     for row in &run.rows {
         let reference = run.rows.iter().find(|other| {
             other.implementation == "reference"
-                && (&other.op, other.pass, &other.shape, &other.dtype) == (&row.op, row.pass, &row.shape, &row.dtype)
+                && (&other.op, other.pass, &other.shape, &other.dtype)
+                    == (&row.op, row.pass, &row.shape, &row.dtype)
         });
         let ceiling = run.ceilings.map(|c| {
             if row.flops / row.bytes < 50.0 {
@@ -55,12 +76,12 @@ pub fn table(run: &Run, markdown: bool) -> String {
     let mut text = table.to_string();
     if let Some(c) = run.ceilings {
         text += &format!(
-            "\nCeilings in this run: a pass over memory {:.0} GB/s, Burn's matmul {:.0} TFLOP/s, the smallest launch {:.1} µs.",
+            "\nCeilings in this run: a copy {:.0} GB/s, Burn's matmul {:.0} TFLOP/s, the smallest launch {:.1} µs.",
             c.copy_gbps, c.matmul_tflops, c.launch_us
         );
-        if run.rows.iter().any(|row| row.bytes < 4e6) {
-            text += " Below 4 MB a pass is bound by its launch, not by memory.";
-        }
+    }
+    if run.rows.iter().any(|row| row.bytes < 4e6) {
+        text += "\nBelow 4 MB a pass is bound by its launch, not by memory.";
     }
     text + &format!("\n{}, {}, `{}`", run.gpu, run.date, run.command)
 }

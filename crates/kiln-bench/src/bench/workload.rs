@@ -16,6 +16,8 @@ const ROTATED: f64 = 1e9;
 const BURST: f64 = 30e-3;
 /// Most calls of a burst.
 const CALLS: usize = 500;
+/// Most graphs that wait for a timed backward.
+const GRAPHS: usize = 20;
 /// Memory that results which are kept until the end of a burst may take.
 const KEPT: f64 = 8e9;
 
@@ -26,6 +28,9 @@ pub(super) struct Workload<'a> {
     attributes: Attributes,
     sets: Vec<Vec<Input>>,
     cotangents: Vec<Tensor<1>>,
+    /// Inputs and cotangents without autodiff, where the operator's backward kernels can be called
+    /// on them.
+    plain: Option<(Vec<Vec<Input>>, Vec<Tensor<1>>)>,
     bytes: f64,
     /// Calls of a burst of the reference and of the kernel.
     calls: [AtomicUsize; 2],
@@ -52,22 +57,23 @@ impl<'a> Workload<'a> {
         let backward = pass == Pass::Backward;
         let mut rng = ChaCha8Rng::seed_from_u64(7);
         let mut set = || -> Vec<Input> {
-            let inputs = spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| match input.holds {
-                Holds::Classes(dim) => {
-                    let classes = dims[dim][0];
-                    let n = shape.iter().product();
-                    let values = (0..n).map(|_| rng.random_range(0..classes) as f64).collect();
-                    Input::int(&HostTensor::new(shape.as_slice(), values), backward, device)
-                }
-                holds => {
-                    let dtype = if holds == Holds::F32 { DType::F32 } else { dtype };
-                    random(shape, input.mean, dtype, backward, device)
-                }
-            });
+            let inputs =
+                spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| match input.holds {
+                    Holds::Classes(dim) => {
+                        let classes = dims[dim][0];
+                        let n = shape.iter().product();
+                        let values = (0..n).map(|_| rng.random_range(0..classes) as f64).collect();
+                        Input::int(&HostTensor::new(shape.as_slice(), values), backward, device)
+                    }
+                    holds => {
+                        let dtype = if holds == Holds::F32 { DType::F32 } else { dtype };
+                        random(shape, input.mean, dtype, backward, device)
+                    }
+                });
             inputs.collect()
         };
-        let sets = (0..sets).map(|_| set()).collect();
-        let cotangents = if backward {
+        let sets: Vec<Vec<Input>> = (0..sets).map(|_| set()).collect();
+        let cotangents: Vec<Tensor<1>> = if backward {
             let outputs = spec.outputs.iter().map(|output| {
                 let dtype = if output.f32 { DType::F32 } else { dtype };
                 let n = spec.output_shape(output, &dims).iter().product::<usize>();
@@ -79,20 +85,47 @@ impl<'a> Workload<'a> {
         };
         let attributes = case.attributes(spec)?;
         let calls = [AtomicUsize::new(1), AtomicUsize::new(1)];
-        Ok(Self { op, device, pass, attributes, sets, cotangents, bytes, calls })
+        let mut plain = None;
+        if backward && policy::is_cube(device) {
+            let inner: Vec<_> = cotangents.iter().map(|t| t.clone().inner()).collect();
+            let sets: Vec<Vec<_>> =
+                sets.iter().map(|set| set.iter().map(Input::inner).collect()).collect();
+            let call = Call { inputs: &sets[0], attributes: &attributes };
+            if op.backward_kernels(&call, &inner).is_some() {
+                plain = Some((sets, inner));
+            }
+        }
+        Ok(Self { op, device, pass, attributes, sets, cotangents, plain, bytes, calls })
     }
 
-    fn forward(&self, turn: usize, implementation: Implementation) -> Result<Vec<Tensor<1>>, String> {
-        let inputs = &self.sets[turn % self.sets.len()];
-        let call = Call { inputs, attributes: &self.attributes };
+    fn forward(
+        &self,
+        turn: usize,
+        implementation: Implementation,
+    ) -> Result<Vec<Tensor<1>>, String> {
+        let call = self.call(turn);
         policy::force(implementation, || self.op.run(&call)).map_err(|e| e.to_string())
+    }
+
+    fn call(&self, turn: usize) -> Call<'_> {
+        Call { inputs: &self.sets[turn % self.sets.len()], attributes: &self.attributes }
+    }
+
+    /// What the backward kernels are timed on, if they can be called past autodiff.
+    fn kernels(
+        &self,
+        implementation: Implementation,
+    ) -> Option<&(Vec<Vec<Input>>, Vec<Tensor<1>>)> {
+        self.plain.as_ref().filter(|_| implementation == Implementation::Fused)
     }
 
     /// The scalar whose backward is the pass.
     fn graph(&self, turn: usize, implementation: Implementation) -> Result<Tensor<1>, String> {
         let outputs = self.forward(turn, implementation)?;
         let pulls = outputs.into_iter().zip(&self.cotangents).map(|(y, dy)| pull(y, dy.clone()));
-        pulls.reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32)).ok_or_else(|| "no output".into())
+        pulls
+            .reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32))
+            .ok_or_else(|| "no output".into())
     }
 
     /// Seconds of `calls` calls, and the kernels of this project that they launched.
@@ -114,6 +147,19 @@ impl<'a> Workload<'a> {
                 })?;
                 kernels = kernel_launches() - outcome.1;
                 outcome.0?;
+                time
+            }
+            Pass::Backward if let Some((sets, cotangents)) = self.kernels(implementation) => {
+                let (before, time) = timer::time(self.device, || {
+                    let before = kernel_launches();
+                    for turn in 0..calls {
+                        let inputs = &sets[turn % sets.len()];
+                        let call = Call { inputs, attributes: &self.attributes };
+                        let _ = self.op.backward_kernels(&call, cotangents);
+                    }
+                    before
+                })?;
+                kernels = kernel_launches() - before;
                 time
             }
             Pass::Backward => {
@@ -148,7 +194,13 @@ impl<'a> Workload<'a> {
         let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let few = self.time(3, implementation)?.0 / 3.0;
         let calls = (BURST / few.max(1e-7)).ceil() as usize;
-        let most = if keeps(implementation) { (KEPT / self.bytes.max(1.0)) as usize } else { CALLS };
+        // Graphs that wait for their backward make autodiff's bookkeeping slow.
+        let graphs = self.pass == Pass::Backward && self.kernels(implementation).is_none();
+        let most = match keeps(implementation) {
+            true => (KEPT / self.bytes.max(1.0)) as usize,
+            false => CALLS,
+        };
+        let most = if graphs { most.min(GRAPHS) } else { most };
         self.calls(implementation).store(calls.min(most).clamp(1, CALLS), Ordering::Relaxed);
         Ok(Extra {
             launches: (implementation == Implementation::Fused).then_some(launches),

@@ -134,7 +134,13 @@ pub fn execute(
     })
 }
 
-fn run(op: &dyn Operator, data: &Data, dtype: DType, layout: Layout, device: &Device) -> Result<Run, String> {
+fn run(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> Result<Run, String> {
     let spec = op.spec();
     let backward = !data.cotangents.is_empty();
     let inputs: Vec<Input> = spec
@@ -160,7 +166,8 @@ fn run(op: &dyn Operator, data: &Data, dtype: DType, layout: Layout, device: &De
     if backward {
         let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
             let cotangent = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
-            let f32 = burn::tensor::TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
+            let f32 = burn::tensor::TensorData::new(cotangent.values, cotangent.shape)
+                .convert_dtype(DType::F32);
             let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
             (output.cast(DType::F32) * cotangent).sum()
         });

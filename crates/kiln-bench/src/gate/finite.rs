@@ -27,7 +27,8 @@ pub(super) fn check(op: &dyn Operator, case: &Case, rng: &mut impl Rng) -> Resul
         let terms = outputs.iter().zip(&data.cotangents);
         terms.flat_map(|(y, dy)| y.values.iter().zip(&dy.values).map(|(y, dy)| y * dy)).sum()
     };
-    let floats = spec.inputs.iter().enumerate().filter(|(_, i)| !matches!(i.holds, Holds::Classes(_)));
+    let floats =
+        spec.inputs.iter().enumerate().filter(|(_, i)| !matches!(i.holds, Holds::Classes(_)));
     for ((index, input), gradient) in floats.zip(&data.gradients) {
         let n = data.inputs[index].values.len();
         let scale = gradient.values.iter().fold(0.0f64, |a, g| a.max(g.abs()));

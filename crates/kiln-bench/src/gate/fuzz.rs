@@ -4,7 +4,8 @@ use crate::registry::{Case, Dims, Operator};
 use rand::{Rng, RngExt};
 
 /// Sizes where indexing goes wrong: one, primes, powers of two and their neighbours.
-const SIZES: &[usize] = &[1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 257];
+const SIZES: &[usize] =
+    &[1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 257];
 /// Largest number of elements of an input.
 const LARGEST: usize = 20_000;
 

@@ -53,7 +53,10 @@ pub fn candidate(op: &dyn Operator, device: &Device) -> Implementation {
 
 /// The float types of a device.
 pub fn dtypes(device: &Device) -> Vec<DType> {
-    [DType::F32, DType::BF16, DType::F16].into_iter().filter(|d| device.supports_dtype(*d)).collect()
+    [DType::F32, DType::BF16, DType::F16]
+        .into_iter()
+        .filter(|d| device.supports_dtype(*d))
+        .collect()
 }
 
 /// Runs the gate for one operator and element type.
@@ -98,7 +101,8 @@ impl Gate<'_> {
             Ok(data) => data,
             Err(error) => return self.report.fail(Check::Forward, &what, error),
         };
-        let (op, dtype, device, implementation) = (self.op, self.dtype, self.device, self.implementation);
+        let (op, dtype, device, implementation) =
+            (self.op, self.dtype, self.device, self.implementation);
         let run = || execute(op, &data, dtype, layout, device, implementation);
 
         let (first, findings) = execute::audited(run);
@@ -123,10 +127,21 @@ impl Gate<'_> {
             Implementation::Fused => Implementation::Reference,
             _ => return,
         };
-        for order in [[self.implementation, other, self.implementation], [other, self.implementation, other]] {
+        for order in
+            [[self.implementation, other, self.implementation], [other, self.implementation, other]]
+        {
             for (turn, implementation) in order.into_iter().enumerate() {
-                let Ok(data) = Data::random(self.op, case, self.dtype, &mut self.rng) else { return };
-                let run = execute(self.op, &data, self.dtype, Layout::Allocated, self.device, implementation);
+                let Ok(data) = Data::random(self.op, case, self.dtype, &mut self.rng) else {
+                    return;
+                };
+                let run = execute(
+                    self.op,
+                    &data,
+                    self.dtype,
+                    Layout::Allocated,
+                    self.device,
+                    implementation,
+                );
                 let what = format!("{case}, {implementation} in turn {turn} of {} first", order[0]);
                 match run {
                     Err(error) => self.report.fail(Check::Order, &what, error),
@@ -159,7 +174,8 @@ impl Gate<'_> {
         let outputs = run.outputs.len();
         for (i, (found, expected)) in run.all().zip(data.all()).enumerate() {
             let distance = distance(&found.values, &expected.values);
-            let worst = if i < outputs { &mut self.report.forward } else { &mut self.report.backward };
+            let worst =
+                if i < outputs { &mut self.report.forward } else { &mut self.report.backward };
             *worst = worst.max(distance.relative);
         }
         for (i, error) in self.errors(data, run) {
@@ -171,18 +187,22 @@ impl Gate<'_> {
     /// Outputs and gradients that are too far from the oracle, by number and name.
     fn errors(&self, data: &Data, run: &Run) -> Vec<(usize, String)> {
         let spec = self.op.spec();
-        let names = spec.outputs.iter().map(|o| (o.name.to_string(), o.f32, spec.roundings.0)).chain(
-            spec.float_inputs().map(|i| {
-                let input = &spec.inputs[i];
-                (format!("grad.{}", input.name), input.holds == Holds::F32, spec.roundings.1)
-            }),
-        );
+        let names =
+            spec.outputs.iter().map(|o| (o.name.to_string(), o.f32, spec.roundings.0)).chain(
+                spec.float_inputs().map(|i| {
+                    let input = &spec.inputs[i];
+                    (format!("grad.{}", input.name), input.holds == Holds::F32, spec.roundings.1)
+                }),
+            );
         let pairs = run.all().zip(data.all());
         let mut errors = vec![];
         for (i, ((found, expected), (name, f32, roundings))) in pairs.zip(names).enumerate() {
             let dtype = if f32 { DType::F32 } else { self.dtype };
             if found.shape != expected.shape {
-                errors.push((i, format!("`{name}` has shape {:?}, not {:?}", found.shape, expected.shape)));
+                errors.push((
+                    i,
+                    format!("`{name}` has shape {:?}, not {:?}", found.shape, expected.shape),
+                ));
                 continue;
             }
             let distance = distance(&found.values, &expected.values);

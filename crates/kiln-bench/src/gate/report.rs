@@ -90,7 +90,12 @@ pub struct Report {
 const KEPT: usize = 4;
 
 impl Report {
-    pub(super) fn new(op: &str, dtype: DType, device: String, implementation: Implementation) -> Self {
+    pub(super) fn new(
+        op: &str,
+        dtype: DType,
+        device: String,
+        implementation: Implementation,
+    ) -> Self {
         Self {
             op: op.into(),
             dtype: format!("{dtype:?}").to_lowercase(),

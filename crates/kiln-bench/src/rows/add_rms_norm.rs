@@ -14,8 +14,20 @@ const SPEC: Spec = Spec {
     name: "add_rms_norm",
     formula: "sum = x + residual, y = rms_norm(sum)",
     inputs: &[
-        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.3, fan_in: false },
-        InputSpec { name: "residual", shape: &["...", "D"], holds: Holds::Float, mean: -0.1, fan_in: false },
+        InputSpec {
+            name: "x",
+            shape: &["...", "D"],
+            holds: Holds::Float,
+            mean: 0.3,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "residual",
+            shape: &["...", "D"],
+            holds: Holds::Float,
+            mean: -0.1,
+            fan_in: false,
+        },
         InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: false },
     ],
     attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
@@ -40,6 +52,20 @@ impl Operator for Row {
         let eps = call.attributes.number("eps");
         let (sum, y) = add_rms_norm(call.rows(0), call.rows(1), weight, eps)?;
         Ok(vec![sum.flatten(0, 1), y.flatten(0, 1)])
+    }
+
+    // `x` stands in for the sum that the forward keeps: the kernel reads one tensor of its shape.
+    #[cfg(feature = "cube")]
+    fn backward_kernels(
+        &self,
+        call: &Call<'_>,
+        cotangents: &[Tensor<1>],
+    ) -> Option<Vec<Tensor<2>>> {
+        let (sum, weight): (_, Tensor<1>) = (call.rows(0), call.rows(2).flatten(0, 1));
+        let [dsum, dy] = [0, 1].map(|i| cotangents[i].clone().reshape(sum.dims()));
+        let eps = call.attributes.number("eps");
+        let (dx, dw) = kiln_ops::add_rms_norm::backend::backward(dsum, dy, sum, weight, eps);
+        Some(vec![dx, dw.unsqueeze()])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {

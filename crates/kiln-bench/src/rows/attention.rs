@@ -14,9 +14,27 @@ const SPEC: Spec = Spec {
     name: "attention",
     formula: "y = softmax(scale · q·kᵀ + mask) · v; causal: query t sees keys up to t + S - T",
     inputs: &[
-        InputSpec { name: "q", shape: &["B", "H", "T", "D"], holds: Holds::Float, mean: 0.1, fan_in: false },
-        InputSpec { name: "k", shape: &["B", "Hkv", "S", "D"], holds: Holds::Float, mean: -0.1, fan_in: false },
-        InputSpec { name: "v", shape: &["B", "Hkv", "S", "D"], holds: Holds::Float, mean: 0.3, fan_in: false },
+        InputSpec {
+            name: "q",
+            shape: &["B", "H", "T", "D"],
+            holds: Holds::Float,
+            mean: 0.1,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "k",
+            shape: &["B", "Hkv", "S", "D"],
+            holds: Holds::Float,
+            mean: -0.1,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "v",
+            shape: &["B", "Hkv", "S", "D"],
+            holds: Holds::Float,
+            mean: 0.3,
+            fan_in: false,
+        },
     ],
     attributes: &[
         Attribute { name: "causal", default: "true", kind: Kind::Flag },
@@ -32,7 +50,14 @@ const SPEC: Spec = Spec {
 
 fn dims(inputs: &[HostTensor]) -> oracle::Dims {
     let (q, k) = (&inputs[0].shape, &inputs[1].shape);
-    oracle::Dims { batch: q[0], heads: q[1], kv_heads: k[1], queries: q[2], keys: k[2], width: q[3] }
+    oracle::Dims {
+        batch: q[0],
+        heads: q[1],
+        kv_heads: k[1],
+        queries: q[2],
+        keys: k[2],
+        width: q[3],
+    }
 }
 
 fn mask(call: &HostCall<'_>) -> (bool, f64) {
@@ -66,8 +91,13 @@ impl Operator for Row {
         let [q, k, v] = call.inputs else { unreachable!("three inputs") };
         let (causal, scale) = mask(call);
         let (dims, dy) = (dims(call.inputs), &dy[0].values);
-        let (dq, dk, dv) = oracle::backward(&q.values, &k.values, &v.values, dims, causal, scale, dy);
-        [dq, dk, dv].into_iter().zip(call.inputs).map(|(g, i)| HostTensor::new(i.shape.clone(), g)).collect()
+        let (dq, dk, dv) =
+            oracle::backward(&q.values, &k.values, &v.values, dims, causal, scale, dy);
+        [dq, dk, dv]
+            .into_iter()
+            .zip(call.inputs)
+            .map(|(g, i)| HostTensor::new(i.shape.clone(), g))
+            .collect()
     }
 
     fn fit(&self, dims: &mut Dims) {
@@ -100,7 +130,8 @@ impl Operator for Row {
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
         let (q, k) = (elements(case, 0), elements(case, 1));
-        let causal = !case.attributes.iter().any(|(name, value)| *name == "causal" && value == "false");
+        let causal =
+            !case.attributes.iter().any(|(name, value)| *name == "causal" && value == "false");
         let keys = case.shapes[1][2] as f64;
         let flops = 4.0 * q * keys / if causal { 2.0 } else { 1.0 };
         let size = dtype.size() as f64;

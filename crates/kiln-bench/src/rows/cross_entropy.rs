@@ -14,8 +14,20 @@ const SPEC: Spec = Spec {
     name: "cross_entropy",
     formula: "loss = mean of logsumexp(logits) - logits[target] over targets that are not ignored",
     inputs: &[
-        InputSpec { name: "logits", shape: &["M", "V"], holds: Holds::Float, mean: 0.5, fan_in: false },
-        InputSpec { name: "targets", shape: &["M"], holds: Holds::Classes("V"), mean: 0.0, fan_in: false },
+        InputSpec {
+            name: "logits",
+            shape: &["M", "V"],
+            holds: Holds::Float,
+            mean: 0.5,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "targets",
+            shape: &["M"],
+            holds: Holds::Classes("V"),
+            mean: 0.0,
+            fan_in: false,
+        },
     ],
     attributes: &[Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer }],
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],

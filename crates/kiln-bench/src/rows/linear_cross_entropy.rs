@@ -16,8 +16,20 @@ const SPEC: Spec = Spec {
     formula: "loss = cross_entropy(x·weight, targets), in chunks of rows",
     inputs: &[
         InputSpec { name: "x", shape: &["M", "D"], holds: Holds::Float, mean: 0.1, fan_in: false },
-        InputSpec { name: "weight", shape: &["D", "V"], holds: Holds::Float, mean: 0.0, fan_in: true },
-        InputSpec { name: "targets", shape: &["M"], holds: Holds::Classes("V"), mean: 0.0, fan_in: false },
+        InputSpec {
+            name: "weight",
+            shape: &["D", "V"],
+            holds: Holds::Float,
+            mean: 0.0,
+            fan_in: true,
+        },
+        InputSpec {
+            name: "targets",
+            shape: &["M"],
+            holds: Holds::Classes("V"),
+            mean: 0.0,
+            fan_in: false,
+        },
     ],
     attributes: &[Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer }],
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],

@@ -16,15 +16,35 @@ pub(super) const LARGE: [[usize; 2]; 5] =
 
 /// Widths of the gate: 1, primes, ragged tails, pitched rows, rows too wide for registers, none.
 pub(super) const GATE: [[usize; 2]; 16] = [
-    [1, 1], [5, 1], [3, 2], [13, 7], [4, 64], [33, 31], [130, 80], [2, 96], [9, 127], [5, 257],
-    [301, 768], [2, 1000], [7, 4099], [1, 8192], [3, 65_536], [0, 16],
+    [1, 1],
+    [5, 1],
+    [3, 2],
+    [13, 7],
+    [4, 64],
+    [33, 31],
+    [130, 80],
+    [2, 96],
+    [9, 127],
+    [5, 257],
+    [301, 768],
+    [2, 1000],
+    [7, 4099],
+    [1, 8192],
+    [3, 65_536],
+    [0, 16],
 ];
 
 const SPEC: Spec = Spec {
     name: "rms_norm",
     formula: "y = x · weight · (mean(x²) + eps)^-½",
     inputs: &[
-        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.3, fan_in: false },
+        InputSpec {
+            name: "x",
+            shape: &["...", "D"],
+            holds: Holds::Float,
+            mean: 0.3,
+            fan_in: false,
+        },
         InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: false },
     ],
     attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
@@ -44,6 +64,19 @@ impl Operator for Row {
         let weight = call.rows(1).flatten(0, 1);
         let y = rms_norm(call.rows(0), weight, call.attributes.number("eps"))?;
         Ok(vec![y.flatten(0, 1)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(
+        &self,
+        call: &Call<'_>,
+        cotangents: &[Tensor<1>],
+    ) -> Option<Vec<Tensor<2>>> {
+        let (x, weight): (_, Tensor<1>) = (call.rows(0), call.rows(1).flatten(0, 1));
+        let dy = cotangents[0].clone().reshape(x.dims());
+        let eps = call.attributes.number("eps");
+        let (dx, dw) = kiln_ops::rms_norm::backend::backward(dy, x, weight, eps);
+        Some(vec![dx, dw.unsqueeze()])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {

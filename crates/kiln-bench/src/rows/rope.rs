@@ -14,7 +14,13 @@ const SPEC: Spec = Spec {
     name: "rope",
     formula: "pairs turned by angle (t + offset) · base^(-2k/D): \
               y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos",
-    inputs: &[InputSpec { name: "x", shape: &["B", "H", "T", "D"], holds: Holds::Float, mean: 0.2, fan_in: false }],
+    inputs: &[InputSpec {
+        name: "x",
+        shape: &["B", "H", "T", "D"],
+        holds: Holds::Float,
+        mean: 0.2,
+        fan_in: false,
+    }],
     attributes: &[
         Attribute { name: "base", default: "10000", kind: Kind::Above(0.0) },
         Attribute { name: "layout", default: "half", kind: Kind::OneOf(&["half", "interleaved"]) },
@@ -49,6 +55,15 @@ impl Operator for Row {
         let [_, _, length, width] = x.dims();
         let offset = call.attributes.integer("offset") as usize;
         let options = options(call.attributes);
+        let (multiple, why) = if options.truncated { (4, " (truncated)") } else { (2, "") };
+        if !width.is_multiple_of(multiple) {
+            return Err(OpError::Shape {
+                op: "rope",
+                tensor: "x",
+                found: x.dims().to_vec(),
+                expected: format!("[B, H, T, D] with D a multiple of {multiple}{why}"),
+            });
+        }
         let table = RopeTable::window(offset, length, width, options, &x.device())?;
         Ok(vec![rope(x, &table, 0)?.flatten(0, 3)])
     }
@@ -56,7 +71,8 @@ impl Operator for Row {
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
         let x = &call.inputs[0];
         let offset = call.attributes.integer("offset") as usize;
-        let y = oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options(call.attributes), offset);
+        let y =
+            oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options(call.attributes), offset);
         vec![HostTensor::new(x.shape.clone(), y)]
     }
 

@@ -12,8 +12,20 @@ const SPEC: Spec = Spec {
     name: "swiglu",
     formula: "y = silu(gate) · up",
     inputs: &[
-        InputSpec { name: "gate", shape: &["...", "F"], holds: Holds::Float, mean: 0.1, fan_in: false },
-        InputSpec { name: "up", shape: &["...", "F"], holds: Holds::Float, mean: 0.2, fan_in: false },
+        InputSpec {
+            name: "gate",
+            shape: &["...", "F"],
+            holds: Holds::Float,
+            mean: 0.1,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "up",
+            shape: &["...", "F"],
+            holds: Holds::Float,
+            mean: 0.2,
+            fan_in: false,
+        },
     ],
     attributes: &[],
     outputs: &[OutputSpec { name: "y", shape: &["...", "F"], f32: false }],

@@ -12,10 +12,34 @@ const SPEC: Spec = Spec {
     name: "swiglu_mlp",
     formula: "y = (silu(x·w_gate) · (x·w_up)) · w_down",
     inputs: &[
-        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.1, fan_in: false },
-        InputSpec { name: "w_gate", shape: &["D", "F"], holds: Holds::Float, mean: 0.0, fan_in: true },
-        InputSpec { name: "w_up", shape: &["D", "F"], holds: Holds::Float, mean: 0.0, fan_in: true },
-        InputSpec { name: "w_down", shape: &["F", "D"], holds: Holds::Float, mean: 0.0, fan_in: true },
+        InputSpec {
+            name: "x",
+            shape: &["...", "D"],
+            holds: Holds::Float,
+            mean: 0.1,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "w_gate",
+            shape: &["D", "F"],
+            holds: Holds::Float,
+            mean: 0.0,
+            fan_in: true,
+        },
+        InputSpec {
+            name: "w_up",
+            shape: &["D", "F"],
+            holds: Holds::Float,
+            mean: 0.0,
+            fan_in: true,
+        },
+        InputSpec {
+            name: "w_down",
+            shape: &["F", "D"],
+            holds: Holds::Float,
+            mean: 0.0,
+            fan_in: true,
+        },
     ],
     attributes: &[],
     outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
@@ -52,7 +76,11 @@ impl Operator for Row {
         let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
         let (sizes, dy) = (sizes(call.inputs), &dy[0].values);
         let grads = oracle::backward(&x.values, &gate.values, &up.values, &down.values, sizes, dy);
-        grads.into_iter().zip(call.inputs).map(|(g, i)| HostTensor::new(i.shape.clone(), g)).collect()
+        grads
+            .into_iter()
+            .zip(call.inputs)
+            .map(|(g, i)| HostTensor::new(i.shape.clone(), g))
+            .collect()
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -76,6 +104,9 @@ impl Operator for Row {
         let inner = case.shapes[1][1] as f64;
         let bytes = (2.0 * x + 3.0 * weight) * size;
         let flops = 6.0 * x * inner;
-        (Work { bytes, flops }, Work { bytes: 1.5 * bytes + 3.0 * weight * size, flops: 2.0 * flops })
+        (
+            Work { bytes, flops },
+            Work { bytes: 1.5 * bytes + 3.0 * weight * size, flops: 2.0 * flops },
+        )
     }
 }

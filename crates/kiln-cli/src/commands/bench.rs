@@ -13,7 +13,7 @@ use std::process::ExitCode;
 pub struct Args {
     /// Operators; all if none is named.
     ops: Vec<String>,
-    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Sizes to time.
@@ -71,7 +71,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let plan = Plan { scale, dtype, rounds: args.rounds.max(1) };
     let mut run = Run::new(&opened.device, command());
-    run.ceilings = Some(Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?);
+    run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];
     let mut table = Table::default();
     for op in ops {

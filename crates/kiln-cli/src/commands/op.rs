@@ -22,7 +22,7 @@ pub struct Args {
     /// Safetensors file to write.
     #[arg(long, required_unless_present = "list")]
     output: Option<PathBuf>,
-    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
     device: String,
     /// auto, fused or reference.

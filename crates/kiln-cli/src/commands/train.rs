@@ -36,6 +36,9 @@ pub struct Args {
     /// kernel wherever there is one) or reference (plain Burn operations).
     #[arg(long, default_value_t = Implementation::Auto)]
     kernel: Implementation,
+    /// What `kiln bench --policy` measured: `auto` takes the faster implementation.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
 }
 
 /// Trains.
@@ -46,6 +49,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let opened = device::open(&args.device)?;
+    if let Some(path) = &args.policy {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let measured = toml::from_str(&text)
+            .with_context(|| format!("{} is no policy of `kiln bench`", path.display()))?;
+        policy::set(measured);
+    }
     policy::set(kernels(args.kernel, &opened)?);
     eprintln!("device: {}", opened.why);
 

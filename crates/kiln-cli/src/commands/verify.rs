@@ -13,7 +13,7 @@ use std::process::ExitCode;
 pub struct Args {
     /// Operators; all if none is named.
     ops: Vec<String>,
-    /// auto, cuda[:INDEX], wgpu, vulkan, cpu or ndarray.
+    /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Write the reports to this file too.

@@ -96,7 +96,15 @@ impl AddRmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match kernel::backward(OP, dy, Some(dsum), sum, weight, eps, Wanted { x: true, weight: true }) {
+        match kernel::backward(
+            OP,
+            dy,
+            Some(dsum),
+            sum,
+            weight,
+            eps,
+            Wanted { x: true, weight: true },
+        ) {
             (Some(dx), Some(dw)) => (dx, dw),
             _ => unreachable!("both are wanted"),
         }
@@ -132,7 +140,9 @@ impl<B: Backend> Clone for State<B> {
     }
 }
 
-impl<B: Backend + RmsNormGradOps + AddRmsNormGradOps> MultiBackward<B, 3, 2> for AddRmsNormBackward {
+impl<B: Backend + RmsNormGradOps + AddRmsNormGradOps> MultiBackward<B, 3, 2>
+    for AddRmsNormBackward
+{
     type State = State<B>;
 
     fn backward(
@@ -221,4 +231,23 @@ pub(crate) fn fused<const D: usize>(
         eps,
     );
     (Tensor::from_dispatch(sum), Tensor::from_dispatch(y))
+}
+
+/// The gradient that both inputs share and dweight, through the kernels, past autodiff and without
+/// checks.
+pub fn backward<const D: usize>(
+    dsum: Tensor<D>,
+    dy: Tensor<D>,
+    sum: Tensor<D>,
+    weight: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<1>) {
+    let (dx, dw) = <Dispatch as AddRmsNormGradOps>::add_rms_norm_backward(
+        dsum.into_dispatch(),
+        dy.into_dispatch(),
+        sum.into_dispatch(),
+        weight.into_dispatch(),
+        eps,
+    );
+    (Tensor::from_dispatch(dx), Tensor::from_dispatch(dw))
 }

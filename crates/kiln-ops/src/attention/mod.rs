@@ -63,7 +63,8 @@ pub fn attention(
     check.shape("q", &q.dims(), heads > 0 && width > 0, "[B, H, T, D] with H, D at least 1")?;
     let groups = kv_heads > 0 && heads.is_multiple_of(kv_heads);
     let ok = k_batch == batch && k_width == width && groups && length > 0;
-    let expected = format!("[{batch}, Hkv, S, {width}] with {heads} a multiple of Hkv, S at least 1");
+    let expected =
+        format!("[{batch}, Hkv, S, {width}] with {heads} a multiple of Hkv, S at least 1");
     check.shape("k", &k.dims(), ok, expected)?;
     check.shape("v", &v.dims(), v.dims() == k.dims(), format!("{:?}, that of `k`", k.dims()))?;
     for (name, t) in [("k", &k), ("v", &v)] {

@@ -44,9 +44,8 @@ pub fn backward(
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
     each_query(q, k, d, causal, scale, |row, key_row, p| {
         let dy = &dy[row * w..(row + 1) * w];
-        let dp: Vec<f64> = (0..p.len())
-            .map(|s| (0..w).map(|i| dy[i] * v[(key_row + s) * w + i]).sum())
-            .collect();
+        let dp: Vec<f64> =
+            (0..p.len()).map(|s| (0..w).map(|i| dy[i] * v[(key_row + s) * w + i]).sum()).collect();
         let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
         for (s, p) in p.iter().enumerate() {
             let ds = p * (dp[s] - delta) * scale;
@@ -78,7 +77,10 @@ fn each_query(
                 let seen = if causal { (t + d.keys + 1).saturating_sub(d.queries) } else { d.keys };
                 let row = (batch * d.heads + head) * d.queries + t;
                 let mut p: Vec<f64> = (0..seen)
-                    .map(|s| scale * (0..w).map(|i| q[row * w + i] * k[(key_row + s) * w + i]).sum::<f64>())
+                    .map(|s| {
+                        scale
+                            * (0..w).map(|i| q[row * w + i] * k[(key_row + s) * w + i]).sum::<f64>()
+                    })
                     .collect();
                 let max = p.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
                 p.iter_mut().for_each(|x| *x = (*x - max).exp());

@@ -24,7 +24,10 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
         // true above the diagonal: what a query may not see
         let mask = Tensor::<2, Bool>::tril_mask([queries, keys], offset, &device);
         let mask = if scores.is_autodiff() { mask.autodiff() } else { mask };
-        scores = scores.mask_fill(mask.unsqueeze::<4>().expand([batch * kv_heads, group, queries, keys]), -1e30);
+        scores = scores.mask_fill(
+            mask.unsqueeze::<4>().expand([batch * kv_heads, group, queries, keys]),
+            -1e30,
+        );
     }
     let weights = scores.clone() - scores.max_dim(3).detach();
     let weights = weights.exp();

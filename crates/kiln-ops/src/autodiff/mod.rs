@@ -112,8 +112,6 @@ where
                 }
             })
         }
-        OpsKind::UnTracked(_) => {
-            forward().map(<Autodiff<B, C> as AutodiffBackend>::from_inner)
-        }
+        OpsKind::UnTracked(_) => forward().map(<Autodiff<B, C> as AutodiffBackend>::from_inner),
     }
 }

@@ -49,7 +49,12 @@ pub fn cross_entropy(
     let check = Check(OP);
     let dtype = check.float("logits", &logits)?;
     let [rows, classes] = logits.dims();
-    check.shape("logits", &logits.dims(), rows > 0 && classes > 0, "[M, V] with M, V at least 1")?;
+    check.shape(
+        "logits",
+        &logits.dims(),
+        rows > 0 && classes > 0,
+        "[M, V] with M, V at least 1",
+    )?;
     check.shape("targets", &targets.dims(), targets.dims() == [rows], format!("[{rows}]"))?;
     check.device("targets", &targets.device(), &logits.device())?;
     check_targets(OP, &targets, classes, options)?;

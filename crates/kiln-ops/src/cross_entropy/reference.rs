@@ -14,9 +14,13 @@ pub(crate) fn sum_and_count(
     targets: Tensor<1, Int>,
     ignore_index: i64,
 ) -> (Tensor<1>, Tensor<1>) {
-    let counts = targets.clone().not_equal_scalar(ignore_index);
-    let class = targets.mask_fill(counts.clone().bool_not(), 0).unsqueeze_dim::<2>(1);
-    let counts = counts.float().cast(DType::F32);
-    let chosen = log_softmax(logits.cast(DType::F32), 1).gather(1, class).squeeze_dim::<1>(1);
-    ((chosen * counts.clone()).sum().neg(), counts.sum())
+    let ignored = targets.clone().equal_scalar(ignore_index);
+    let class = targets.mask_fill(ignored.clone(), 0).unsqueeze_dim::<2>(1);
+    let counts = ignored.clone().bool_not().float().cast(DType::F32);
+    // What stands in an ignored row, infinities and NaN included, is not looked at.
+    let dims = logits.dims();
+    let rows = ignored.clone().unsqueeze_dim::<2>(1).expand(dims);
+    let logits = logits.cast(DType::F32).mask_fill(rows, 0.0);
+    let chosen = log_softmax(logits, 1).gather(1, class).squeeze_dim::<1>(1);
+    (chosen.mask_fill(ignored, 0.0).sum().neg(), counts.sum())
 }

@@ -135,9 +135,11 @@ pub(crate) fn output(
     let padded = bytes.next_multiple_of(GUARD);
     let poison = vec![POISON; (padded + 2 * GUARD) / 2];
     // SAFETY: any initialised u16 slice is valid bytes.
-    let poison = unsafe { std::slice::from_raw_parts(poison.as_ptr().cast::<u8>(), padded + 2 * GUARD) };
+    let poison =
+        unsafe { std::slice::from_raw_parts(poison.as_ptr().cast::<u8>(), padded + 2 * GUARD) };
     let whole = like.client.create_from_slice(poison);
-    let inside = whole.clone().offset_start(GUARD as u64).offset_end((GUARD + padded - bytes) as u64);
+    let inside =
+        whole.clone().offset_start(GUARD as u64).offset_end((GUARD + padded - bytes) as u64);
     records().push(Record {
         op,
         name,
@@ -166,7 +168,8 @@ impl Record {
         let bytes = match self.client.read_one(self.whole) {
             Ok(bytes) => bytes,
             Err(error) => {
-                finding.error = Some(format!("{error:?}").lines().next().unwrap_or_default().into());
+                finding.error =
+                    Some(format!("{error:?}").lines().next().unwrap_or_default().into());
                 return finding;
             }
         };

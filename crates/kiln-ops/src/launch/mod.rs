@@ -75,7 +75,13 @@ pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
 }
 
 /// A contiguous tensor that the kernel is going to write whole.
-pub fn output(like: &CubeTensor, op: &'static str, name: &'static str, shape: Shape, dtype: DType) -> CubeTensor {
+pub fn output(
+    like: &CubeTensor,
+    op: &'static str,
+    name: &'static str,
+    shape: Shape,
+    dtype: DType,
+) -> CubeTensor {
     if let Some(tensor) = audit::output(like, op, name, &shape, dtype) {
         return tensor;
     }

@@ -48,7 +48,9 @@ impl std::str::FromStr for Implementation {
             "auto" => Ok(Self::Auto),
             "fused" => Ok(Self::Fused),
             "reference" => Ok(Self::Reference),
-            other => Err(format!("`{other}` is no implementation, expected auto, fused or reference")),
+            other => {
+                Err(format!("`{other}` is no implementation, expected auto, fused or reference"))
+            }
         }
     }
 }

@@ -24,7 +24,11 @@ pub struct Measured {
 impl Measured {
     /// The faster of the two.
     pub fn faster(&self) -> Implementation {
-        if self.fused_us <= self.reference_us { Implementation::Fused } else { Implementation::Reference }
+        if self.fused_us <= self.reference_us {
+            Implementation::Fused
+        } else {
+            Implementation::Reference
+        }
     }
 }
 

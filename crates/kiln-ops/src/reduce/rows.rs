@@ -21,9 +21,17 @@ impl RowPlan {
     /// For rows of `vectors` vectors, with at most `chunks` of them for each unit. If the units of a
     /// cube run out, a unit holds up to `most` in registers; beyond, rows are read twice. Rows share
     /// a cube of `cube(units of a row)` units.
-    pub(crate) fn new(client: &Client, vectors: usize, chunks: usize, most: usize, cube: impl Fn(u32) -> u32) -> Self {
-        let widest = client.properties().hardware.max_units_per_cube.min(1024);
+    pub(crate) fn new(
+        client: &Client,
+        vectors: usize,
+        chunks: usize,
+        most: usize,
+        cube: impl Fn(u32) -> u32,
+    ) -> Self {
         let plane = launch::plane_size(client);
+        // Without planes each level of a tree is a barrier, which software drivers pay for.
+        let most_units = if plane > 1 { 1024 } else { 128 };
+        let widest = client.properties().hardware.max_units_per_cube.min(most_units);
         let wanted = vectors.div_ceil(chunks) as u32;
         let units = match plane {
             // No planes: a tree in shared memory.

@@ -51,7 +51,12 @@ pub trait RmsNormGradOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-fn gradients(_dy: &TensorSpec, x: &TensorSpec, weight: &TensorSpec, _eps: &f64) -> (TensorSpec, TensorSpec) {
+fn gradients(
+    _dy: &TensorSpec,
+    x: &TensorSpec,
+    weight: &TensorSpec,
+    _eps: &f64,
+) -> (TensorSpec, TensorSpec) {
     (x.clone(), weight.clone())
 }
 
@@ -68,7 +73,15 @@ impl RmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match kernel::backward("rms_norm", dy, None, x, weight, eps, Wanted { x: true, weight: true }) {
+        match kernel::backward(
+            "rms_norm",
+            dy,
+            None,
+            x,
+            weight,
+            eps,
+            Wanted { x: true, weight: true },
+        ) {
             (Some(dx), Some(dw)) => (dx, dw),
             _ => unreachable!("both are wanted"),
         }
@@ -80,7 +93,15 @@ impl RmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        let (dx, _) = kernel::backward("rms_norm", dy, None, x, weight, eps, Wanted { x: true, weight: false });
+        let (dx, _) = kernel::backward(
+            "rms_norm",
+            dy,
+            None,
+            x,
+            weight,
+            eps,
+            Wanted { x: true, weight: false },
+        );
         dx.expect("dx is wanted")
     }
 
@@ -90,12 +111,22 @@ impl RmsNormGradOps for CubeBackend {
         weight: FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self> {
-        let (_, dw) = kernel::backward("rms_norm", dy, None, x, weight, eps, Wanted { x: false, weight: true });
+        let (_, dw) = kernel::backward(
+            "rms_norm",
+            dy,
+            None,
+            x,
+            weight,
+            eps,
+            Wanted { x: false, weight: true },
+        );
         dw.expect("dweight is wanted")
     }
 }
 
-impl<B: Backend + RmsNormOps + RmsNormGradOps, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
+impl<B: Backend + RmsNormOps + RmsNormGradOps, C: CheckpointStrategy> RmsNormOps
+    for Autodiff<B, C>
+{
     fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct RmsNormBackward;
@@ -152,4 +183,20 @@ pub(crate) fn fused<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -
         weight.into_dispatch(),
         eps,
     ))
+}
+
+/// dx and dweight through the kernels, past autodiff and without checks.
+pub fn backward<const D: usize>(
+    dy: Tensor<D>,
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<1>) {
+    let (dx, dw) = <Dispatch as RmsNormGradOps>::rms_norm_backward(
+        dy.into_dispatch(),
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        eps,
+    );
+    (Tensor::from_dispatch(dx), Tensor::from_dispatch(dw))
 }

@@ -61,7 +61,8 @@ fn load<E: Float, N: Size>(
 ) -> Vector<E, N> {
     let mut value = x[x_at];
     if comptime!(add) {
-        let sum = Vector::<f32, N>::cast_from(value) + Vector::<f32, N>::cast_from(residual[residual_at]);
+        let sum =
+            Vector::<f32, N>::cast_from(value) + Vector::<f32, N>::cast_from(residual[residual_at]);
         value = Vector::cast_from(sum);
     }
     value
@@ -170,7 +171,8 @@ pub(crate) fn forward(
     let elements = shape.num_elements();
     let add = residual.is_some();
     let residual_stride = residual.as_ref().map_or(0, |residual| residual.stride / size);
-    let address = launch::address_type(&[&x.tensor, &y, residual.as_ref().map_or(&y, |r| &r.tensor)]);
+    let address =
+        launch::address_type(&[&x.tensor, &y, residual.as_ref().map_or(&y, |r| &r.tensor)]);
     // SAFETY: every index is below rows · stride or rows · vectors, which the tensors hold; without
     // a residual the buffers that stand in for it and the sum are not touched.
     unsafe {
@@ -406,15 +408,15 @@ pub(crate) fn backward(
         return (dx, dw);
     }
     let dx = wanted.x.then(|| launch::output(&x, op, "grad.x", shape.clone(), x.dtype));
-    let (x, dy, weight, dsum) = (Rows::new(x), Rows::new(dy), Rows::new(weight), dsum.map(Rows::new));
+    let (x, dy, weight, dsum) =
+        (Rows::new(x), Rows::new(dy), Rows::new(weight), dsum.map(Rows::new));
     let client = x.tensor.client.clone();
     let size = match &dsum {
         Some(dsum) => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, dsum, &weight]),
         None => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, &weight]),
     };
     let vectors = x.width / size;
-    let plan =
-        RowPlan::new(&client, vectors, BACKWARD_CHUNKS, BACKWARD_RESIDENT, backward_cube);
+    let plan = RowPlan::new(&client, vectors, BACKWARD_CHUNKS, BACKWARD_RESIDENT, backward_cube);
     let groups = x.rows.div_ceil(plan.row.rows as usize);
     let filled = launch::multiprocessors(&client) * backward_cubes(&plan);
     let cubes = if wanted.weight { groups.min(filled) } else { groups };
@@ -427,7 +429,11 @@ pub(crate) fn backward(
     let dx_arg = dx.clone().unwrap_or_else(|| launch::unused(&x.tensor, x.tensor.dtype));
     let add = dsum.is_some();
     let dsum_stride = dsum.as_ref().map_or(0, |dsum| dsum.stride / size);
-    let address = launch::address_type(&[&x.tensor, &dy.tensor, dsum.as_ref().map_or(&dy.tensor, |d| &d.tensor)]);
+    let address = launch::address_type(&[
+        &x.tensor,
+        &dy.tensor,
+        dsum.as_ref().map_or(&dy.tensor, |d| &d.tensor),
+    ]);
     // SAFETY: every index is below rows · stride, rows · vectors or cubes · vectors; buffers that
     // stand in for what is not wanted are not touched.
     unsafe {
@@ -459,7 +465,8 @@ pub(crate) fn backward(
         );
     }
     let dw = wanted.weight.then(|| {
-        let dw = launch::output(&weight.tensor, op, "grad.weight", weight_shape, weight.tensor.dtype);
+        let dw =
+            launch::output(&weight.tensor, op, "grad.weight", weight_shape, weight.tensor.dtype);
         column_sum(partial, cubes, &dw);
         dw
     });

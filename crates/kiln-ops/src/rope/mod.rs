@@ -71,7 +71,12 @@ impl RopeOptions {
         let check = Check(OP);
         check.number("base", self.base, self.base > 0.0, "a number above 0")?;
         let found = head_dim as f64;
-        check.number("head_dim", found, head_dim > 0 && head_dim.is_multiple_of(2), "an even number above 0")?;
+        check.number(
+            "head_dim",
+            found,
+            head_dim > 0 && head_dim.is_multiple_of(2),
+            "an even number above 0",
+        )?;
         if self.truncated {
             let ok = head_dim.is_multiple_of(4);
             check.number("head_dim", found, ok, "a multiple of 4 (truncated frequencies)")?;

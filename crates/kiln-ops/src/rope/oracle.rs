@@ -3,16 +3,32 @@
 use super::{RopeLayout, RopeOptions};
 
 /// y for x of shape `[B·H, T, D]`.
-pub fn forward(x: &[f64], [length, width]: [usize; 2], options: &RopeOptions, offset: usize) -> Vec<f64> {
+pub fn forward(
+    x: &[f64],
+    [length, width]: [usize; 2],
+    options: &RopeOptions,
+    offset: usize,
+) -> Vec<f64> {
     turn(x, [length, width], options, offset, 1.0)
 }
 
 /// dx from the cotangent `dy`.
-pub fn backward(dy: &[f64], [length, width]: [usize; 2], options: &RopeOptions, offset: usize) -> Vec<f64> {
+pub fn backward(
+    dy: &[f64],
+    [length, width]: [usize; 2],
+    options: &RopeOptions,
+    offset: usize,
+) -> Vec<f64> {
     turn(dy, [length, width], options, offset, -1.0)
 }
 
-fn turn(x: &[f64], [length, width]: [usize; 2], options: &RopeOptions, offset: usize, sign: f64) -> Vec<f64> {
+fn turn(
+    x: &[f64],
+    [length, width]: [usize; 2],
+    options: &RopeOptions,
+    offset: usize,
+    sign: f64,
+) -> Vec<f64> {
     let frequencies = options.frequencies(width);
     let mut y = vec![0.0; x.len()];
     for (row, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {

@@ -25,14 +25,18 @@ pub fn kernel_devices() -> Vec<Device> {
 
 /// The float types a device has.
 pub fn dtypes(device: &Device) -> Vec<DType> {
-    [DType::F32, DType::BF16, DType::F16].into_iter().filter(|d| device.supports_dtype(*d)).collect()
+    [DType::F32, DType::BF16, DType::F16]
+        .into_iter()
+        .filter(|d| device.supports_dtype(*d))
+        .collect()
 }
 
 /// Repeatable numbers, about normal, around `mean`.
 pub fn numbers(n: usize, seed: u64, mean: f64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
     let mut uniform = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 11) as f64 / (1u64 << 53) as f64
     };
     (0..n).map(|_| mean + 1.7 * ((0..4).map(|_| uniform()).sum::<f64>() - 2.0)).collect()
@@ -70,7 +74,10 @@ pub fn pull<const D: usize>(y: Tensor<D>, dy: &Tensor<D>) -> Tensor<1> {
 /// Fills freed memory with NaN, so that a kernel that leaves part of its output cannot pass.
 pub fn poison(elements: usize, dtype: DType, device: &Device) {
     let poisoned: Vec<Tensor<1>> = (0..4)
-        .map(|_| Tensor::<1>::random([elements.max(1)], Distribution::Default, (device, dtype)) * f32::NAN)
+        .map(|_| {
+            Tensor::<1>::random([elements.max(1)], Distribution::Default, (device, dtype))
+                * f32::NAN
+        })
         .collect();
     for tensor in &poisoned {
         let _ = tensor.to_data();
