@@ -66,6 +66,7 @@ const PAD: usize = 4;
 
 /// A tensor on a device, as an operator's input.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // a handful of them at a time
 pub enum Input {
     /// Rows of the last dimension, cut from `leaf`, which gets the gradient.
     Float {

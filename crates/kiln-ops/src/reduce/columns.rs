@@ -17,7 +17,7 @@ fn column_sum_kernel<W: Float>(
     #[comptime] groups: u32,
     #[define(W)] _dtype: ElemType,
 ) {
-    let column = CUBE_POS as usize * comptime!(COLUMNS as usize) + UNIT_POS_X as usize;
+    let column = CUBE_POS * comptime!(COLUMNS as usize) + UNIT_POS_X as usize;
     let mut shared = Shared::<[f32]>::new_slice(comptime!((COLUMNS * groups) as usize));
     let mut sum = 0.0f32;
     if column < width {

@@ -58,7 +58,7 @@ pub(crate) fn row_sums(
             let planes = comptime!((row.units / row.plane) as usize);
             let first = UNIT_POS_Y as usize * planes;
             let part = comptime!(row.shared());
-            if UNIT_POS_X % comptime!(row.plane) == 0 {
+            if UNIT_POS_PLANE == 0 {
                 let plane = (UNIT_POS_X / comptime!(row.plane)) as usize;
                 #[unroll]
                 for k in 0..count {

@@ -86,7 +86,7 @@ fn forward_kernel<E: Float, W: Float, N: Size>(
 ) {
     let units = comptime!(plan.row.units as usize);
     let unit = UNIT_POS_X as usize;
-    let at = CUBE_POS as usize * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
+    let at = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
     // Rows past the end compute the last one again and write nothing: all units meet the barriers.
     let row = min(at, rows - 1);
     let (x_row, residual_row) = (row * x_stride, row * residual_stride);
@@ -256,8 +256,8 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     }
     let mut turn = 0usize;
 
-    let first = CUBE_POS as usize * rows_here;
-    for start in range_stepped(first, rows, CUBE_COUNT as usize * rows_here) {
+    let first = CUBE_POS * rows_here;
+    for start in range_stepped(first, rows, CUBE_COUNT * rows_here) {
         let at = start + UNIT_POS_Y as usize;
         let row = min(at, rows - 1);
         let mut squares = Vector::<f32, N>::new(0.0f32);
@@ -341,7 +341,7 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
                     }
                     if comptime!(wanted.weight) {
                         // A unit adds only to columns of its own in the partial sums of its cube.
-                        let slot = CUBE_POS as usize * vectors + i;
+                        let slot = CUBE_POS * vectors + i;
                         let term = r * v * g;
                         if start == first {
                             partial[slot] = term;
@@ -360,7 +360,7 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
             for c in 0..comptime!(plan.chunks) {
                 let i = unit + c * units;
                 if comptime!(plan.even) || i < vectors {
-                    partial[CUBE_POS as usize * vectors + i] = dw[c];
+                    partial[CUBE_POS * vectors + i] = dw[c];
                 }
             }
         } else {
@@ -377,10 +377,10 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
                         } else {
                             sums[i] += dw[c];
                         }
-                        if comptime!(y + 1 == plan.row.rows) {
-                            if comptime!(plan.even) || i < vectors {
-                                partial[CUBE_POS as usize * vectors + i] = sums[i];
-                            }
+                        if comptime!(y + 1 == plan.row.rows)
+                            && (comptime!(plan.even) || i < vectors)
+                        {
+                            partial[CUBE_POS * vectors + i] = sums[i];
                         }
                     }
                 }
