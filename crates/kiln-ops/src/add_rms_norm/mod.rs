@@ -4,7 +4,7 @@
 //! reads it again.
 //!
 //! Backward, with g the gradient of rms_norm at `sum` for dy: dx = dresidual = dsum + g, and dw as
-//! in [`rms_norm`](crate::rms_norm).
+//! in [`rms_norm`].
 //!
 //! Bytes that must move, for M rows of D elements of s bytes: forward 4·M·D·s (x and residual in,
 //! sum and y out), backward 4·M·D·s (sum, dy and dsum in, one gradient out that both inputs share).
