@@ -366,21 +366,18 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
         } else {
             // The rows of a cube add up one after another.
             let mut sums = Shared::<[Vector<f32, N>]>::new_slice(comptime!(plan.chunks * units));
-            #[unroll]
-            for y in 0..comptime!(plan.row.rows) {
+            for y in 0..comptime!(plan.row.rows).runtime() {
                 if UNIT_POS_Y == y {
                     #[unroll]
                     for c in 0..comptime!(plan.chunks) {
                         let i = unit + c * units;
-                        if comptime!(y == 0) {
-                            sums[i] = dw[c];
-                        } else {
-                            sums[i] += dw[c];
+                        if y > 0 {
+                            dw[c] += sums[i];
                         }
-                        if comptime!(y + 1 == plan.row.rows)
-                            && (comptime!(plan.even) || i < vectors)
-                        {
-                            partial[CUBE_POS * vectors + i] = sums[i];
+                        sums[i] = dw[c];
+                        let last = y + 1 == comptime!(plan.row.rows);
+                        if last && (comptime!(plan.even) || i < vectors) {
+                            partial[CUBE_POS * vectors + i] = dw[c];
                         }
                     }
                 }
