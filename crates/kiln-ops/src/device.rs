@@ -87,7 +87,13 @@ fn auto() -> Result<Opened, DeviceError> {
     }
 }
 
-#[allow(dead_code)] // used by whichever devices the features leave out
+#[cfg(not(all(
+    feature = "flex",
+    feature = "ndarray",
+    feature = "wgpu",
+    feature = "vulkan",
+    feature = "cuda"
+)))]
 fn not_built(name: &str, feature: &'static str) -> Result<Opened, DeviceError> {
     Err(DeviceError::NotBuilt { name: name.into(), feature })
 }

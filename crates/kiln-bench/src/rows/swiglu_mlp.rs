@@ -45,8 +45,8 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
     differentiable: true,
     kernel: false,
-    // gate, magnified up to twice by silu, hidden, y; backward: the same way back, and the sum.
-    roundings: (4, 8),
+    // gate or up, hidden, y; backward: the same way back, both parts of dx and their sum.
+    roundings: (3, 6),
     rounds_inside: false,
 };
 

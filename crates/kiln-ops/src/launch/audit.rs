@@ -92,7 +92,10 @@ fn index(shape: &[usize], mut flat: usize) -> Vec<usize> {
 }
 
 /// A running audit.
-pub struct Audit(#[allow(dead_code)] MutexGuard<'static, ()>); // held until the audit ends
+pub struct Audit {
+    /// Held until the audit ends.
+    _running: MutexGuard<'static, ()>,
+}
 
 impl Audit {
     /// Begins an audit; waits for a running one.
@@ -100,7 +103,7 @@ impl Audit {
         let running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
         records().clear();
         ACTIVE.store(true, Ordering::SeqCst);
-        Self(running)
+        Self { _running: running }
     }
 
     /// Ends it: one finding for each kernel output. The device must have been synchronised.

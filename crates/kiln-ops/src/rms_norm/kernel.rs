@@ -23,14 +23,14 @@ use cubecl::prelude::*;
 const FORWARD_CHUNKS: usize = 4;
 /// Vectors that a unit can hold when the units of a cube run out.
 const FORWARD_RESIDENT: usize = 8;
-/// As forward: with 4, x, dy, weight and the sums of a bf16 row take some 130 registers.
+/// As forward.
 const BACKWARD_CHUNKS: usize = 4;
-/// Beyond 4 they would spill.
+/// Beyond 4, wider rows are read twice instead; more was not tried.
 const BACKWARD_RESIDENT: usize = 4;
 
-/// Units of a backward cube: several narrow rows share a cube and so one partial sum; a row of 128
-/// units is fastest alone (three such cubes fit); for wider ones 512 units make the compiler keep
-/// to 128 registers, where 256 take more and only one cube fits.
+/// Units of a backward cube, by the sweep: several narrow rows share a cube and so one partial sum;
+/// a row of 128 units is fastest alone, wider ones in cubes of 512 (presumably because the bound
+/// makes the compiler keep to 128 registers; registers were not looked at).
 fn backward_cube(units: u32) -> u32 {
     match units {
         0..=32 => 256,
@@ -39,8 +39,8 @@ fn backward_cube(units: u32) -> u32 {
     }
 }
 
-/// Backward cubes a multiprocessor: as many as fit at once, since each walks over an equal share
-/// of the rows and a second wave would run alone.
+/// Backward cubes a multiprocessor, the fastest of 1 to 16 in the sweep: each walks over an equal
+/// share of the rows, so a second wave would run alone.
 fn backward_cubes(plan: &RowPlan) -> usize {
     match plan.cube_dim().num_elems() {
         0..=128 => 3,

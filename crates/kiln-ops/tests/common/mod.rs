@@ -1,5 +1,4 @@
 //! What the operator tests share: devices, data, comparison with the oracles.
-#![allow(dead_code)] // each test program uses its part
 
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use kiln_ops::oracle::distance;
@@ -16,11 +15,6 @@ pub fn devices() -> Vec<Device> {
         Err(error) => eprintln!("SKIPPED on wgpu: {error}"),
     }
     devices
-}
-
-/// Those of [`devices`] that run kernels.
-pub fn kernel_devices() -> Vec<Device> {
-    devices().into_iter().filter(kiln_ops::policy::is_cube).collect()
 }
 
 /// The float types a device has.
