@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 /// What an attribute may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
+    /// A finite number.
+    Number,
     /// A finite number of at least this.
     AtLeast(f64),
     /// A finite number above this.
@@ -99,6 +101,7 @@ impl Attribute {
         let in_range = |ok: fn(f64, f64) -> bool, bound: f64| finite.filter(|v| ok(*v, bound));
         let integer = text.parse::<i64>().ok();
         match self.kind {
+            Kind::Number => finite.map(Some).ok_or_else(|| "a number".into()),
             Kind::AtLeast(least) => in_range(|v, b| v >= b, least)
                 .map(Some)
                 .ok_or_else(|| format!("a number of at least {least}")),

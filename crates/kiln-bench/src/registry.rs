@@ -211,6 +211,16 @@ pub trait Operator: Sync {
     /// The gradients in float64, one for each float input, for one cotangent for each output.
     fn oracle_backward(&self, call: &HostCall<'_>, cotangents: &[HostTensor]) -> Vec<HostTensor>;
 
+    /// Whether it is made of tile products, which come in families: the gate runs them all.
+    fn tiled(&self) -> bool {
+        false
+    }
+
+    /// Whether its reference is Burn's matrix product, which multiplies f32 in TF32 on CUDA.
+    fn tf32_reference(&self) -> bool {
+        false
+    }
+
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
     fn fit(&self, _dims: &mut Dims) {}
 

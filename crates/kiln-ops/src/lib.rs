@@ -33,11 +33,14 @@ pub mod policy;
 mod precision;
 #[cfg(feature = "cube")]
 pub(crate) mod reduce;
+#[cfg(feature = "cube")]
+pub mod tile;
 
 pub mod add_rms_norm;
 pub mod attention;
 pub mod cross_entropy;
 pub mod linear_cross_entropy;
+pub mod matmul;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
@@ -52,6 +55,7 @@ pub mod prelude {
     pub use crate::attention::{AttentionOptions, attention};
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
+    pub use crate::matmul::{MatmulOptions, matmul, matmul_add};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope};

@@ -8,6 +8,7 @@ pub use crate::add_rms_norm::oracle as add_rms_norm;
 pub use crate::attention::oracle as attention;
 pub use crate::cross_entropy::oracle as cross_entropy;
 pub use crate::linear_cross_entropy::oracle as linear_cross_entropy;
+pub use crate::matmul::oracle as matmul;
 pub use crate::rms_norm::oracle as rms_norm;
 pub use crate::rope::oracle as rope;
 pub use crate::swiglu::oracle as swiglu;
@@ -78,7 +79,7 @@ impl Distance {
 const F32_NOISE: f64 = 4e-6;
 
 /// C = op(A) · op(B) for row-major A and B; `[m, k] · [k, n]` after the transposes.
-pub(crate) fn matmul(
+pub(crate) fn product(
     a: &[f64],
     b: &[f64],
     m: usize,

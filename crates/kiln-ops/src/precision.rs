@@ -1,12 +1,23 @@
-//! Products of half-precision tensors with f32 accumulation on every device.
+//! Products inside references, exact in f32 and accumulated in f32 on every device.
 
 use burn::tensor::{DType, Tensor};
 
-/// a · b in the element type of `a`, accumulated in f32.
+/// a · b in the element type of `a`.
+///
+/// On CUDA Burn multiplies f32 in TF32, which is no reference: there Kiln's own product does it.
+pub(crate) fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    #[cfg(feature = "cuda")]
+    if a.dtype() == DType::F32 && crate::policy::is_cuda(&a.device()) {
+        return crate::matmul::backend::fused(a, b, None, Default::default());
+    }
+    burn_matmul(a, b)
+}
+
+/// a · b as Burn computes it, in the element type of `a`.
 ///
 /// CubeCL devices accumulate halves in f32 by themselves; Burn's CPU backends accumulate them in
 /// their own type, so there the product is taken in f32.
-pub(crate) fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+pub(crate) fn burn_matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     let dtype = a.dtype();
     if dtype == DType::F32 || crate::policy::is_cube(&a.device()) {
         return a.matmul(b);

@@ -4,6 +4,7 @@ mod add_rms_norm;
 mod attention;
 mod cross_entropy;
 mod linear_cross_entropy;
+mod matmul;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -21,6 +22,10 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &attention::Row,
     &cross_entropy::Row,
     &linear_cross_entropy::Row,
+    &matmul::NN,
+    &matmul::NT,
+    &matmul::TN,
+    &matmul::TT,
 ];
 
 /// Elements of an input of a case, as a number to count bytes and operations with.

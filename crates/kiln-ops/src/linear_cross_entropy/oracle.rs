@@ -1,7 +1,7 @@
 //! Linear cross-entropy in float64.
 
 use crate::cross_entropy::oracle as cross_entropy;
-use crate::oracle::matmul;
+use crate::oracle::product;
 
 /// The mean loss; sizes are `[M, D, V]`.
 pub fn forward(
@@ -11,7 +11,7 @@ pub fn forward(
     [rows, width, classes]: [usize; 3],
     ignore_index: i64,
 ) -> f64 {
-    let logits = matmul(x, weight, rows, width, classes, false, false);
+    let logits = product(x, weight, rows, width, classes, false, false);
     cross_entropy::forward(&logits, targets, classes, ignore_index)
 }
 
@@ -24,10 +24,10 @@ pub fn backward(
     ignore_index: i64,
     dloss: f64,
 ) -> (Vec<f64>, Vec<f64>) {
-    let logits = matmul(x, weight, rows, width, classes, false, false);
+    let logits = product(x, weight, rows, width, classes, false, false);
     let grad = cross_entropy::backward(&logits, targets, classes, ignore_index, dloss);
     (
-        matmul(&grad, weight, rows, classes, width, false, true),
-        matmul(x, &grad, width, rows, classes, true, false),
+        product(&grad, weight, rows, classes, width, false, true),
+        product(x, &grad, width, rows, classes, true, false),
     )
 }

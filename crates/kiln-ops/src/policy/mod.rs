@@ -160,6 +160,20 @@ pub fn is_cube(device: &Device) -> bool {
     inner(device.as_dispatch())
 }
 
+/// Whether this is a CUDA device.
+#[cfg(feature = "cuda")]
+pub fn is_cuda(device: &Device) -> bool {
+    fn inner(device: &DispatchDevice) -> bool {
+        match device {
+            DispatchDevice::Cube(device) => matches!(device, cubecl::Device::Cuda(_)),
+            DispatchDevice::Autodiff(device) => inner(device),
+            #[allow(unreachable_patterns)] // every variant is behind a feature
+            _ => false,
+        }
+    }
+    inner(device.as_dispatch())
+}
+
 /// Short name of a device, as in `--device`: `cuda:0`, `wgpu`, `cpu`, `ndarray`.
 pub fn device_name(device: &Device) -> String {
     fn inner(device: &DispatchDevice) -> String {

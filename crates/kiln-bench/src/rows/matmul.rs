@@ -1,0 +1,192 @@
+//! matmul, in the four storage orders of its operands.
+
+use super::elements;
+use crate::attributes::{Attribute, Kind};
+use crate::host::{HostTensor, Input};
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::matmul::{MatmulOptions, matmul};
+use kiln_ops::{OpError, oracle::matmul as oracle};
+
+/// One storage order: a `t` for each operand that is transposed.
+pub(crate) struct Row {
+    spec: &'static Spec,
+    a: bool,
+    b: bool,
+}
+
+const fn input(name: &'static str, shape: &'static [&'static str]) -> InputSpec {
+    InputSpec { name, shape, holds: Holds::Float, mean: 0.1, fan_in: false }
+}
+
+const fn spec(
+    name: &'static str,
+    formula: &'static str,
+    inputs: &'static [InputSpec],
+) -> Spec {
+    Spec {
+        name,
+        formula,
+        inputs,
+        attributes: &[Attribute { name: "alpha", default: "1", kind: Kind::Number }],
+        outputs: &[OutputSpec { name: "y", shape: &["...", "M", "N"], f32: false }],
+        differentiable: true,
+        kernel: true,
+        roundings: (1, 1),
+        rounds_inside: false,
+    }
+}
+
+const A: InputSpec = input("a", &["...", "M", "K"]);
+const AT: InputSpec = input("a", &["...", "K", "M"]);
+const B: InputSpec = input("b", &["...", "K", "N"]);
+const BT: InputSpec = input("b", &["...", "N", "K"]);
+
+static NN_SPEC: Spec = spec("matmul", "y = alpha · a·b", &[A, B]);
+static NT_SPEC: Spec = spec("matmul_nt", "y = alpha · a·bᵀ", &[A, BT]);
+static TN_SPEC: Spec = spec("matmul_tn", "y = alpha · aᵀ·b", &[AT, B]);
+static TT_SPEC: Spec = spec("matmul_tt", "y = alpha · aᵀ·bᵀ", &[AT, BT]);
+
+pub(crate) const NN: Row = Row { spec: &NN_SPEC, a: false, b: false };
+pub(crate) const NT: Row = Row { spec: &NT_SPEC, a: false, b: true };
+pub(crate) const TN: Row = Row { spec: &TN_SPEC, a: true, b: false };
+pub(crate) const TT: Row = Row { spec: &TT_SPEC, a: true, b: true };
+
+/// [batches, rows, cols] of a stack.
+fn stack(shape: &[usize]) -> [usize; 3] {
+    let last = shape.len() - 2;
+    [shape[..last].iter().product(), shape[last], shape[last + 1]]
+}
+
+fn device(call: &Call<'_>, input: usize, transposed: bool) -> Tensor<3> {
+    let Input::Float { shape, .. } = &call.inputs[input] else {
+        unreachable!("both inputs are float")
+    };
+    let tensor = call.rows(input).reshape(stack(shape));
+    if transposed { tensor.swap_dims(1, 2) } else { tensor }
+}
+
+/// The matrices of a stack, transposed.
+fn transpose(tensor: &HostTensor) -> HostTensor {
+    let [batches, rows, cols] = stack(&tensor.shape);
+    let mut values = Vec::with_capacity(tensor.values.len());
+    for z in 0..batches {
+        for j in 0..cols {
+            values.extend((0..rows).map(|i| tensor.values[(z * rows + i) * cols + j]));
+        }
+    }
+    let mut shape = tensor.shape.clone();
+    let last = shape.len() - 2;
+    shape.swap(last, last + 1);
+    HostTensor::new(shape, values)
+}
+
+impl Row {
+    fn host(&self, call: &HostCall<'_>) -> [HostTensor; 2] {
+        let turn = |t: &HostTensor, turned: bool| if turned { transpose(t) } else { t.clone() };
+        [turn(&call.inputs[0], self.a), turn(&call.inputs[1], self.b)]
+    }
+
+    /// [batches, M, K, N].
+    fn sizes(&self, shapes: [&[usize]; 2]) -> [usize; 4] {
+        let ([batches, a0, a1], [_, b0, b1]) = (stack(shapes[0]), stack(shapes[1]));
+        let (m, k) = if self.a { (a1, a0) } else { (a0, a1) };
+        [batches, m, k, if self.b { b0 } else { b1 }]
+    }
+
+    fn case(&self, leading: &[usize], [m, k, n]: [usize; 3]) -> Case {
+        let shape = |rows, cols, turned| {
+            let matrix = if turned { [cols, rows] } else { [rows, cols] };
+            [leading, &matrix].concat()
+        };
+        Case::new([shape(m, k, self.a).as_slice(), shape(k, n, self.b).as_slice()])
+    }
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        self.spec
+    }
+
+    fn tiled(&self) -> bool {
+        true
+    }
+
+    fn tf32_reference(&self) -> bool {
+        true
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let options =
+            MatmulOptions { alpha: call.attributes.number("alpha"), ..MatmulOptions::default() };
+        let y = matmul(device(call, 0, self.a), device(call, 1, self.b), options)?;
+        Ok(vec![y.flatten(0, 2)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let [a, b] = self.host(call);
+        let sizes = self.sizes([&call.inputs[0].shape, &call.inputs[1].shape]);
+        let y = oracle::forward(&a.values, &b.values, sizes, call.attributes.number("alpha"));
+        let mut shape = a.shape.clone();
+        *shape.last_mut().expect("rank 2 or more") = sizes[3];
+        vec![HostTensor::new(shape, y)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+        let [a, b] = self.host(call);
+        let sizes = self.sizes([&call.inputs[0].shape, &call.inputs[1].shape]);
+        let alpha = call.attributes.number("alpha");
+        let (da, db) = oracle::backward(&a.values, &b.values, sizes, alpha, &dy[0].values);
+        let turn = |values, like: HostTensor, turned: bool| {
+            let gradient = HostTensor::new(like.shape, values);
+            if turned { transpose(&gradient) } else { gradient }
+        };
+        vec![turn(da, a, self.a), turn(db, b, self.b)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        vec![
+            self.case(&[], [1, 1, 1]),
+            self.case(&[], [7, 5, 3]),
+            self.case(&[], [130, 70, 257]).with("alpha", 0.3),
+            // Whole tiles, whole vectors.
+            self.case(&[], [128, 192, 256]),
+            self.case(&[2, 3], [33, 17, 65]),
+            self.case(&[3], [40, 96, 136]),
+            // K long and few tiles: in parts.
+            self.case(&[], [16, 2056, 24]).with("alpha", -0.7),
+        ]
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let sizes: &[[usize; 3]] = match scale {
+            Scale::Small => &[[64, 64, 64], [128, 128, 128], [256, 256, 256]],
+            // The products of a 124M model: attention, its output, the MLP, the head.
+            Scale::Train => &[
+                [32_768, 768, 768],
+                [32_768, 768, 2304],
+                [32_768, 768, 4096],
+                [32_768, 2048, 768],
+                [32_768, 768, 50_304],
+                [8192, 768, 768],
+                [8192, 768, 2304],
+                [8192, 768, 4096],
+                [8192, 2048, 768],
+                [8192, 768, 50_304],
+            ],
+            Scale::Large => &[[2048; 3], [4096; 3], [8192; 3]],
+        };
+        sizes.iter().map(|size| self.case(&[], *size)).collect()
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let [batches, m, k, n] = self.sizes([&case.shapes[0], &case.shapes[1]]);
+        let [a, b] = [elements(case, 0), elements(case, 1)];
+        let y = (batches * m * n) as f64;
+        let (size, flops) = (dtype.size() as f64, 2.0 * y * k as f64);
+        (
+            Work { bytes: (a + b + y) * size, flops },
+            Work { bytes: (2.0 * (a + b) + y) * size, flops: 2.0 * flops },
+        )
+    }
+}

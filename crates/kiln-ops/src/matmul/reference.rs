@@ -1,0 +1,30 @@
+//! The matrix product in plain Burn operations.
+
+use super::MatmulOptions;
+use burn::tensor::{DType, Tensor};
+
+/// [`matmul`](super::matmul) and [`matmul_add`](super::matmul_add) without their checks.
+///
+/// On CUDA Burn multiplies f32 in TF32: there the reference is no more exact than that.
+pub fn matmul<const D: usize>(
+    a: Tensor<D>,
+    b: Tensor<D>,
+    c: Option<Tensor<D>>,
+    options: MatmulOptions,
+) -> Tensor<D> {
+    let dtype = options.dtype.unwrap_or(a.dtype());
+    let plain = options.alpha == 1.0 && c.is_none() && dtype == a.dtype();
+    let product = if dtype == a.dtype() {
+        crate::precision::burn_matmul(a, b)
+    } else {
+        crate::precision::burn_matmul(a.cast(DType::F32), b.cast(DType::F32))
+    };
+    if plain {
+        return product;
+    }
+    let mut y = product.cast(DType::F32).mul_scalar(options.alpha);
+    if let Some(c) = c {
+        y = y + c.cast(DType::F32).mul_scalar(options.beta);
+    }
+    y.cast(dtype)
+}

@@ -1,0 +1,75 @@
+//! Matrix products by tiles: what every operator that multiplies matrices is made of.
+//!
+//! A [`Product`] says what is multiplied: two stacks of matrices in any storage order, which of them
+//! are triangular, what is added, the element type of the result. How is decided here: by which
+//! [`Family`] of kernels, with which tile, in how many parts of K. All families compute the same and
+//! stand behind the same tests.
+
+mod family;
+mod operand;
+mod product;
+mod splits;
+mod units;
+
+pub use family::{Family, available, force};
+pub(crate) use product::{Product, shape};
+
+/// Which part of a matrix counts; the rest is never read as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Triangle {
+    /// All of it.
+    #[default]
+    None,
+    /// On and below the diagonal.
+    Lower,
+    /// On and above it.
+    Upper,
+}
+
+/// The triangles of a product of square matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Triangles {
+    pub(crate) a: Triangle,
+    pub(crate) b: Triangle,
+    /// Only the lower triangle of the result is wanted, the rest is zero.
+    pub(crate) out_lower: bool,
+}
+
+/// Which k of a line of an operand count, by the line's position along M or N.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Keep {
+    All,
+    /// k ≤ the position.
+    UpTo,
+    /// k ≥ the position.
+    From,
+}
+
+impl Triangles {
+    /// Of a row of A.
+    pub(crate) fn a_keeps(&self) -> Keep {
+        match self.a {
+            Triangle::None => Keep::All,
+            Triangle::Lower => Keep::UpTo,
+            Triangle::Upper => Keep::From,
+        }
+    }
+
+    /// Of a column of B.
+    pub(crate) fn b_keeps(&self) -> Keep {
+        match self.b {
+            Triangle::None => Keep::All,
+            Triangle::Lower => Keep::From,
+            Triangle::Upper => Keep::UpTo,
+        }
+    }
+}
+
+/// What happens to a sum before it is rounded and stored; comptime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Epilogue {
+    /// Times alpha.
+    pub(crate) scaled: bool,
+    /// Plus beta times another matrix.
+    pub(crate) add: bool,
+}

@@ -1,0 +1,200 @@
+//! matmul on every device: storage orders, views, broadcasts, what is added, gradients, errors.
+
+mod common;
+
+use burn::tensor::{DType, Device, Tensor};
+use common::*;
+use kiln_ops::oracle::matmul as oracle;
+use kiln_ops::policy::{Implementation, force};
+use kiln_ops::prelude::*;
+
+const PLAIN: MatmulOptions = MatmulOptions { alpha: 1.0, beta: 1.0, dtype: None };
+
+/// A row-major matrix of these numbers, transposed.
+fn turned(values: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+    (0..cols).flat_map(|j| (0..rows).map(move |i| values[i * cols + j])).collect()
+}
+
+#[test]
+fn views_are_read_in_place() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let [m, k, n] = [37, 40, 56];
+            let (a, a_held) = tensor(&numbers(m * k, 1, 0.1), [m, k], dtype, &device);
+            let (b, b_held) = tensor(&numbers(k * n, 2, 0.1), [k, n], dtype, &device);
+            let expected = oracle::forward(&a_held, &b_held, [1, m, k, n], 1.0);
+            let (at, _) = tensor(&turned(&a_held, m, k), [k, m], dtype, &device);
+            let (bt, _) = tensor(&turned(&b_held, k, n), [n, k], dtype, &device);
+            // Cut out of wider tensors: odd offsets and strides.
+            let wide = |t: Tensor<2>| {
+                let [rows, cols] = t.dims();
+                let side = Tensor::full([rows, 3], f32::NAN, (&device, dtype));
+                Tensor::cat(vec![side.clone(), t, side], 1).slice([0..rows, 3..3 + cols])
+            };
+            for (name, a, b) in [
+                ("nn", a.clone(), b.clone()),
+                ("nt", a.clone(), bt.clone().transpose()),
+                ("tn", at.clone().transpose(), b.clone()),
+                ("tt", at.clone().transpose(), bt.clone().transpose()),
+                ("cut", wide(a), wide(b)),
+                ("cut and transposed", wide(at).transpose(), wide(bt).transpose()),
+            ] {
+                let y = matmul(a, b, PLAIN).unwrap();
+                assert_near(&values(&y), &expected, dtype, 1, &format!("{name}, {device:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn stacks_broadcast_and_their_gradients_are_summed() {
+    for device in devices() {
+        let dtype = DType::F32;
+        let [m, k, n] = [5, 19, 6];
+        for (left, right) in [([2, 3], [2, 3]), ([2, 3], [1, 1]), ([2, 1], [1, 3]), ([1, 1], [2, 3])]
+        {
+            let (x, z) = (left[0] * left[1], right[0] * right[1]);
+            let (a, a_held) =
+                tensor(&numbers(x * m * k, 1, 0.1), [left[0], left[1], m, k], dtype, &device);
+            let (b, b_held) =
+                tensor(&numbers(z * k * n, 2, 0.1), [right[0], right[1], k, n], dtype, &device);
+            let (dy, dy_held) =
+                tensor(&numbers(6 * m * n, 3, 0.1), [2, 3, m, n], dtype, &device);
+            let [a, b] = [a, b].map(|t| t.autodiff().require_grad());
+            let y = matmul(a.clone(), b.clone(), PLAIN).unwrap();
+            let grads = pull(y.clone(), &dy.autodiff()).backward();
+
+            let index = |at: usize, dims: [usize; 2]| {
+                (at / 3).min(dims[0] - 1) * dims[1] + (at % 3).min(dims[1] - 1)
+            };
+            let (mut expected, mut da, mut db) =
+                (vec![], vec![0.0; x * m * k], vec![0.0; z * k * n]);
+            for at in 0..6 {
+                let (i, j) = (index(at, left) * m * k, index(at, right) * k * n);
+                let (one, other) = (&a_held[i..][..m * k], &b_held[j..][..k * n]);
+                let dy = &dy_held[at * m * n..][..m * n];
+                expected.extend(oracle::forward(one, other, [1, m, k, n], 1.0));
+                let (ga, gb) = oracle::backward(one, other, [1, m, k, n], 1.0, dy);
+                da[i..].iter_mut().zip(ga).for_each(|(sum, g)| *sum += g);
+                db[j..].iter_mut().zip(gb).for_each(|(sum, g)| *sum += g);
+            }
+            let what = format!("{left:?} and {right:?} on {device:?}");
+            assert_near(&values(&y), &expected, dtype, 1, &what);
+            assert_near(&values(&a.grad(&grads).unwrap()), &da, dtype, 1, &format!("da, {what}"));
+            assert_near(&values(&b.grad(&grads).unwrap()), &db, dtype, 1, &format!("db, {what}"));
+        }
+    }
+}
+
+/// alpha·a·b + beta·c with its gradients, `c` of some shape that broadcasts.
+fn check_add(c_shape: [usize; 2], [m, k, n]: [usize; 3], dtype: DType, device: &Device) {
+    let options = MatmulOptions { alpha: 0.5, beta: -2.0, dtype: Some(DType::F32) };
+    let (a, a_held) = tensor(&numbers(m * k, 1, 0.1), [m, k], dtype, device);
+    let (b, b_held) = tensor(&numbers(k * n, 2, 0.1), [k, n], dtype, device);
+    let count = c_shape[0] * c_shape[1];
+    let (c, c_held) = tensor(&numbers(count, 3, 0.1), c_shape, DType::F32, device);
+    let (dy, dy_held) = tensor(&numbers(m * n, 4, 0.1), [m, n], dtype, device);
+    let [a, b, c] = [a, b, c].map(|t| t.autodiff().require_grad());
+    let y = matmul_add(a.clone(), b.clone(), c.clone(), options).unwrap();
+    assert_eq!(y.dtype(), DType::F32);
+    let grads = pull(y.clone(), &dy.autodiff()).backward();
+
+    let index = |i: usize, j: usize| i.min(c_shape[0] - 1) * c_shape[1] + j.min(c_shape[1] - 1);
+    let mut expected = oracle::forward(&a_held, &b_held, [1, m, k, n], 0.5);
+    let mut dc = vec![0.0; count];
+    for i in 0..m {
+        for j in 0..n {
+            expected[i * n + j] -= 2.0 * c_held[index(i, j)];
+            dc[index(i, j)] -= 2.0 * dy_held[i * n + j];
+        }
+    }
+    let (da, db) = oracle::backward(&a_held, &b_held, [1, m, k, n], 0.5, &dy_held);
+    let what = format!("{c_shape:?}, {m}×{k}×{n} on {device:?}");
+    // The result is f32, whatever the operands.
+    assert_near(&values(&y), &expected, DType::F32, 1, &what);
+    assert_near(&values(&a.grad(&grads).unwrap()), &da, dtype, 1, &format!("da, {what}"));
+    assert_near(&values(&b.grad(&grads).unwrap()), &db, dtype, 1, &format!("db, {what}"));
+    assert_near(&values(&c.grad(&grads).unwrap()), &dc, DType::F32, 1, &format!("dc, {what}"));
+}
+
+#[test]
+fn bias_and_residual_are_added() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for size @ [m, _, n] in [[33, 20, 18], [16, 2056, 24]] {
+                for c in [[m, n], [1, n], [m, 1], [1, 1]] {
+                    check_add(c, size, dtype, &device);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn frozen_operands_and_checkpoints() {
+    for device in devices() {
+        let (a, a_held) = tensor(&numbers(6 * 8, 1, 0.1), [6, 8], DType::F32, &device);
+        let (b, b_held) = tensor(&numbers(8 * 4, 2, 0.1), [8, 4], DType::F32, &device);
+        let (dy, dy_held) = tensor(&numbers(6 * 4, 3, 0.1), [6, 4], DType::F32, &device);
+        let (da, db) = oracle::backward(&a_held, &b_held, [1, 6, 8, 4], 1.0, &dy_held);
+        let dy = dy.autodiff();
+
+        let leaf = a.clone().autodiff().require_grad();
+        let y = matmul(leaf.clone(), b.clone().autodiff(), PLAIN).unwrap();
+        let grads = pull(y, &dy).backward();
+        assert_near(&values(&leaf.grad(&grads).unwrap()), &da, DType::F32, 1, "only a");
+
+        let leaf = b.clone().autodiff().require_grad();
+        let y = matmul(a.clone().autodiff(), leaf.clone(), PLAIN).unwrap();
+        let grads = pull(y, &dy).backward();
+        assert_near(&values(&leaf.grad(&grads).unwrap()), &db, DType::F32, 1, "only b");
+
+        assert!(!matmul(a.autodiff(), b.autodiff(), PLAIN).unwrap().is_tracked());
+    }
+}
+
+#[test]
+fn nothing_times_something_is_nothing() {
+    for device in devices() {
+        for shape in [[0, 4, 5], [2, 0, 5]] {
+            let a = Tensor::<3>::ones(shape, &device);
+            let y = matmul(a, Tensor::<3>::ones([1, 5, 6], &device), PLAIN).unwrap();
+            assert_eq!(y.dims(), [shape[0], shape[1], 6]);
+            assert_eq!(values(&y), [0.0; 0]);
+        }
+    }
+}
+
+#[test]
+fn wrong_calls_are_named() {
+    let device = devices().remove(0);
+    let ones = |shape: [usize; 2]| Tensor::<2>::ones(shape, &device);
+    for (error, expected) in [
+        (
+            matmul(ones([2, 4]), ones([3, 4]), PLAIN),
+            "matmul: `b` has shape [3, 4], expected [4, N]",
+        ),
+        (
+            matmul(ones([2, 4]), ones([4, 3]).cast(DType::F16), PLAIN),
+            "matmul: `b` is F16, expected F32",
+        ),
+        (
+            matmul(ones([2, 0]), ones([0, 3]), PLAIN),
+            "matmul: `a` has shape [2, 0], expected [..., M, K] of rank 2 or more, K at least 1",
+        ),
+        (
+            matmul(ones([2, 4]), ones([4, 3]), MatmulOptions { alpha: f64::NAN, ..PLAIN }),
+            "matmul: alpha = NaN, expected a number",
+        ),
+        (
+            matmul_add(ones([2, 4]), ones([4, 3]), ones([2, 4]), PLAIN),
+            "matmul: `c` has shape [2, 4], expected [2, 3] or 1 in place of any of them",
+        ),
+    ] {
+        assert_eq!(error.unwrap_err().to_string(), expected);
+    }
+    let cpu = kiln_ops::device::open("cpu").unwrap().device;
+    let ones = Tensor::<2>::ones([2, 2], &cpu);
+    let error = force(Implementation::Fused, || matmul(ones.clone(), ones.clone(), PLAIN));
+    assert!(error.unwrap_err().to_string().starts_with("matmul: the fused kernel cannot run on"));
+}
