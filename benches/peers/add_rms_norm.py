@@ -60,4 +60,4 @@ def rows(dtype, which):
 
 
 if __name__ == "__main__":
-    peers.main("add_rms_norm", rows)
+    peers.main({"add_rms_norm": rows})

@@ -10,6 +10,7 @@ import datetime
 import json
 import statistics
 import sys
+import time
 
 import torch
 
@@ -17,6 +18,7 @@ import torch
 ROTATED = 1e9
 BURST_MS = 30.0
 ROUNDS = 12
+PAUSE = 0.05
 
 
 def sets(bytes_of_a_call):
@@ -24,15 +26,38 @@ def sets(bytes_of_a_call):
     return max(1, min(16, int(-(-ROTATED // max(1, bytes_of_a_call)))))
 
 
-def burst(call, calls):
+def repeat(call, calls):
+    for turn in range(calls):
+        call(turn)
+
+
+def record(call, calls):
+    """The calls as one CUDA graph: what the device needs for them, without the host's time between
+    one launch and the next. What cannot be recorded is launched one by one."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call(0)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            repeat(call, calls)
+        return graph.replay
+    except RuntimeError as error:
+        print(f"not recorded: {error}")
+        return lambda: repeat(call, calls)
+
+
+def burst(run):
+    """Milliseconds on the device."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
-    for turn in range(calls):
-        call(turn)
+    run()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / calls
+    return start.elapsed_time(end)
 
 
 def time_together(calls):
@@ -40,11 +65,15 @@ def time_together(calls):
     for call in calls:
         for turn in range(3):
             call(turn)
-    lengths = [max(1, min(500, int(BURST_MS / max(1e-4, burst(call, 3))))) for call in calls]
+    few = [burst(lambda: repeat(call, 3)) / 3 for call in calls]
+    lengths = [max(1, min(500, int(BURST_MS / max(1e-4, ms)))) for ms in few]
+    recorded = [record(call, length) for call, length in zip(calls, lengths)]
     times = [[] for _ in calls]
     for _ in range(ROUNDS):
-        for call, length, out in zip(calls, lengths, times):
-            out.append(burst(call, length) * 1e3)
+        for run, length, out in zip(recorded, lengths, times):
+            # Bursts without pauses heat the board up to its limit and time that.
+            time.sleep(PAUSE)
+            out.append(burst(run) / length * 1e3)
     quantiles = []
     for out in times:
         out.sort()
@@ -53,9 +82,10 @@ def time_together(calls):
     return quantiles
 
 
-def main(op, rows):
-    """Runs a peer bench: `rows(dtype, shapes)` yields (pass, shape, bytes, flops, {name: call})."""
-    parser = argparse.ArgumentParser(description=f"Times {op} in PyTorch and kernel libraries.")
+def main(ops):
+    """Runs a peer bench: of each operator, `rows(dtype, shapes)` yields (pass, shape, bytes, flops,
+    {name: call})."""
+    parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=["small", "train", "large"], default="train")
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="bf16")
@@ -68,13 +98,15 @@ def main(op, rows):
         "command": " ".join(["python3"] + sys.argv) + f" (torch {torch.__version__})",
         "rows": [],
     }
-    for which, shape, nbytes, flops, calls in rows(dtype, args.shapes):
+    measured = ((op, *row) for op, rows in ops.items() for row in rows(dtype, args.shapes))
+    for op, which, shape, nbytes, flops, calls in measured:
         for name, (us, low, high) in zip(calls, time_together(list(calls.values()))):
             run["rows"].append(
                 dict(op=op, **{"pass": which}, shape=shape, dtype=args.dtype, implementation=name,
                      us=us, us_low=low, us_high=high, bytes=nbytes, flops=flops)
             )
-            print(f"{op} {which} {shape} {name}: {us:.1f} us, {nbytes / us / 1e3:.0f} GB/s", flush=True)
+            rates = f"{nbytes / us / 1e3:.0f} GB/s, {flops / us / 1e6:.0f} TFLOP/s"
+            print(f"{op} {which} {shape} {name}: {us:.1f} us, {rates}", flush=True)
         torch.cuda.empty_cache()
     if args.json:
         with open(args.json, "w") as file:

@@ -59,4 +59,4 @@ def rows(dtype, which):
 
 
 if __name__ == "__main__":
-    peers.main("rms_norm", rows)
+    peers.main({"rms_norm": rows})

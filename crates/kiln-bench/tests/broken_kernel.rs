@@ -173,7 +173,7 @@ impl Operator for Affine {
 }
 
 fn verify(cheat: Cheat, device: &Device) -> Report {
-    let options = Options { seed: 3, fuzz: 0 };
+    let options = Options { seed: 3, fuzz: 0, family: None };
     gate::verify(&Affine(cheat), DType::F32, device, options)
 }
 

@@ -39,6 +39,7 @@ fn views_are_read_in_place() {
                 ("cut", wide(a), wide(b)),
                 ("cut and transposed", wide(at).transpose(), wide(bt).transpose()),
             ] {
+                poison(m * n, dtype, &device);
                 let y = matmul(a, b, PLAIN).unwrap();
                 assert_near(&values(&y), &expected, dtype, 1, &format!("{name}, {device:?}"));
             }
@@ -51,15 +52,15 @@ fn stacks_broadcast_and_their_gradients_are_summed() {
     for device in devices() {
         let dtype = DType::F32;
         let [m, k, n] = [5, 19, 6];
-        for (left, right) in [([2, 3], [2, 3]), ([2, 3], [1, 1]), ([2, 1], [1, 3]), ([1, 1], [2, 3])]
+        for (left, right) in
+            [([2, 3], [2, 3]), ([2, 3], [1, 1]), ([2, 1], [1, 3]), ([1, 1], [2, 3])]
         {
             let (x, z) = (left[0] * left[1], right[0] * right[1]);
             let (a, a_held) =
                 tensor(&numbers(x * m * k, 1, 0.1), [left[0], left[1], m, k], dtype, &device);
             let (b, b_held) =
                 tensor(&numbers(z * k * n, 2, 0.1), [right[0], right[1], k, n], dtype, &device);
-            let (dy, dy_held) =
-                tensor(&numbers(6 * m * n, 3, 0.1), [2, 3, m, n], dtype, &device);
+            let (dy, dy_held) = tensor(&numbers(6 * m * n, 3, 0.1), [2, 3, m, n], dtype, &device);
             let [a, b] = [a, b].map(|t| t.autodiff().require_grad());
             let y = matmul(a.clone(), b.clone(), PLAIN).unwrap();
             let grads = pull(y.clone(), &dy.autodiff()).backward();

@@ -24,6 +24,9 @@ use kiln_ops::policy::{self, Implementation, Measured};
 use serde::{Deserialize, Serialize};
 use workload::Workload;
 
+/// Before each burst.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// What to time.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -33,6 +36,8 @@ pub struct Plan {
     pub dtype: DType,
     /// Bursts of each implementation.
     pub rounds: usize,
+    /// Which family of product kernels; none: the one that would run.
+    pub family: Option<&'static str>,
 }
 
 /// Forward or backward.
@@ -165,7 +170,8 @@ pub fn bench(
     note: &mut dyn FnMut(&str),
 ) -> Result<(), String> {
     let name = op.spec().name;
-    let report = gate::verify(op, plan.dtype, device, gate::Options::default());
+    let options = gate::Options { family: plan.family, ..gate::Options::default() };
+    let report = gate::verify(op, plan.dtype, device, options);
     if let Some((check, case, what)) = report.failures.first() {
         let check = check.title();
         return Err(format!("{name}: the gate is red, so no time ({check}; {case}: {what})"));
@@ -177,7 +183,7 @@ pub fn bench(
     implementations.push(Implementation::Reference);
     for case in op.shapes(plan.scale) {
         note(&format!("{name} {case}"));
-        rows(op, &case, &implementations, plan, device, run)?;
+        gate::on_family(plan.family, || rows(op, &case, &implementations, plan, device, run))?;
     }
     Ok(())
 }
@@ -204,6 +210,8 @@ fn rows(
         }
         for _ in 0..plan.rounds {
             for (times, implementation) in times.iter_mut().zip(implementations) {
+                // Bursts without pauses heat the board up to its limit and time that.
+                std::thread::sleep(PAUSE);
                 times.push(workload.burst(*implementation)?);
             }
         }

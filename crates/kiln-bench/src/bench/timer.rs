@@ -2,6 +2,49 @@
 
 use burn::tensor::Device;
 
+/// Launches that were recorded once and run again as a whole: what the device needs for them, without
+/// the host's time between one launch and the next.
+#[cfg(feature = "cube")]
+pub(super) struct Recording {
+    graph: burn::backend::BackendGraph<burn::backend::Dispatch>,
+}
+
+#[cfg(feature = "cube")]
+impl Recording {
+    /// Records what `work` launches, where the device can record. `work` runs twice: what it allocates
+    /// the second time must be what it freed the first.
+    pub(super) fn new(device: &Device, work: impl Fn()) -> Option<Self> {
+        use burn::backend::{Backend, Dispatch};
+        if !kiln_ops::policy::device_name(device).starts_with("cuda") {
+            return None;
+        }
+        device.sync().ok()?;
+        let dispatch = device.as_dispatch();
+        Dispatch::graph_prepare(dispatch).ok()?;
+        work();
+        Dispatch::graph_start_capture(dispatch).ok()?;
+        work();
+        let graph = Dispatch::graph_stop_capture(dispatch).ok()?;
+        Some(Self { graph })
+    }
+
+    /// Runs it; returns the seconds that the device took.
+    ///
+    /// # Safety
+    ///
+    /// The tensors that the recorded launches read must still be there.
+    pub(super) unsafe fn time(&self, device: &Device) -> Result<f64, String> {
+        use burn::backend::{Backend, Dispatch};
+        let replay = || {
+            // SAFETY: the caller keeps the inputs; the graph keeps the rest.
+            unsafe { Dispatch::graph_replay(device.as_dispatch(), &self.graph) }
+        };
+        let (result, time) = time(device, replay)?;
+        result.map_err(|e| format!("{e:?}"))?;
+        Ok(time)
+    }
+}
+
 /// What `work` returned and the seconds that `device` spent on what it queued: by its own clock if
 /// it has one.
 ///

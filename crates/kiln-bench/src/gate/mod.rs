@@ -34,11 +34,13 @@ pub struct Options {
     pub seed: u64,
     /// Random cases beside those of the registry.
     pub fuzz: usize,
+    /// Which family of product kernels, of [`families`]; none: the one that would run.
+    pub family: Option<&'static str>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, fuzz: 8 }
+        Self { seed: 1, fuzz: 8, family: None }
     }
 }
 
@@ -59,6 +61,30 @@ pub fn dtypes(device: &Device) -> Vec<DType> {
         .collect()
 }
 
+/// The families of product kernels that an operator is verified on: on a device with kernels all that
+/// run there, for an operator that is made of products.
+pub fn families(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<Option<&'static str>> {
+    #[cfg(feature = "cube")]
+    if op.tiled() && candidate(op, device) == Implementation::Fused {
+        let families = kiln_ops::tile::families(device, dtype);
+        return families.into_iter().map(|family| Some(family.name())).collect();
+    }
+    let _ = (op, dtype, device);
+    vec![None]
+}
+
+/// A family by its name.
+///
+/// # Errors
+///
+/// One line that lists the families there are.
+pub fn family(name: &str) -> Result<&'static str, String> {
+    #[cfg(feature = "cube")]
+    return name.parse::<kiln_ops::tile::Family>().map(kiln_ops::tile::Family::name);
+    #[cfg(not(feature = "cube"))]
+    Err(format!("`{name}`: this build has no kernels"))
+}
+
 /// Runs the gate for one operator and element type.
 pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
     let implementation = candidate(op, device);
@@ -67,8 +93,15 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
         dtype,
         device,
         implementation,
+        family: options.family,
         rng: ChaCha8Rng::seed_from_u64(options.seed),
-        report: Report::new(op.spec().name, dtype, policy::device_name(device), implementation),
+        report: Report::new(
+            op.spec().name,
+            dtype,
+            policy::device_name(device),
+            implementation,
+            options.family,
+        ),
     };
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
@@ -85,11 +118,22 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
     gate.report
 }
 
+/// Runs `f` with its products on a family of kernels.
+pub(crate) fn on_family<T>(family: Option<&'static str>, f: impl FnOnce() -> T) -> T {
+    #[cfg(feature = "cube")]
+    if let Some(family) = family.and_then(|name| name.parse().ok()) {
+        return kiln_ops::tile::force(family, f);
+    }
+    let _ = family;
+    f()
+}
+
 struct Gate<'a> {
     op: &'a dyn Operator,
     dtype: DType,
     device: &'a Device,
     implementation: Implementation,
+    family: Option<&'static str>,
     rng: ChaCha8Rng,
     report: Report,
 }
@@ -103,7 +147,9 @@ impl Gate<'_> {
         };
         let (op, dtype, device, implementation) =
             (self.op, self.dtype, self.device, self.implementation);
-        let run = || execute(op, &data, dtype, layout, device, implementation);
+        let family = self.family;
+        let run =
+            || on_family(family, || execute(op, &data, dtype, layout, device, implementation));
 
         let (first, findings) = execute::audited(run);
         for (check, error) in findings {
@@ -134,19 +180,22 @@ impl Gate<'_> {
                 let Ok(data) = Data::random(self.op, case, self.dtype, &mut self.rng) else {
                     return;
                 };
-                let run = execute(
-                    self.op,
-                    &data,
-                    self.dtype,
-                    Layout::Allocated,
-                    self.device,
-                    implementation,
-                );
+                let run = on_family(self.family, || {
+                    execute(
+                        self.op,
+                        &data,
+                        self.dtype,
+                        Layout::Allocated,
+                        self.device,
+                        implementation,
+                    )
+                });
                 let what = format!("{case}, {implementation} in turn {turn} of {} first", order[0]);
                 match run {
                     Err(error) => self.report.fail(Check::Order, &what, error),
                     Ok(run) => {
-                        for (_, error) in self.errors(&data, &run) {
+                        let unit = self.unit(implementation);
+                        for (_, error) in self.errors(&data, &run, unit) {
                             self.report.fail(Check::Order, &what, error);
                         }
                     }
@@ -178,14 +227,21 @@ impl Gate<'_> {
                 if i < outputs { &mut self.report.forward } else { &mut self.report.backward };
             *worst = worst.max(distance.relative);
         }
-        for (i, error) in self.errors(data, run) {
+        for (i, error) in self.errors(data, run, self.unit(self.implementation)) {
             let check = if i < outputs { Check::Forward } else { Check::Gradients };
             self.report.fail(check, what, error);
         }
     }
 
+    /// The type whose roundings a run may show: TF32 has the precision of f16.
+    fn unit(&self, implementation: Implementation) -> DType {
+        let burns = implementation == Implementation::Reference && self.op.tf32_reference();
+        let cuda = policy::device_name(self.device).starts_with("cuda");
+        if burns && cuda && self.dtype == DType::F32 { DType::F16 } else { self.dtype }
+    }
+
     /// Outputs and gradients that are too far from the oracle, by number and name.
-    fn errors(&self, data: &Data, run: &Run) -> Vec<(usize, String)> {
+    fn errors(&self, data: &Data, run: &Run, unit: DType) -> Vec<(usize, String)> {
         let spec = self.op.spec();
         let names =
             spec.outputs.iter().map(|o| (o.name.to_string(), o.f32, spec.roundings.0)).chain(
@@ -197,7 +253,7 @@ impl Gate<'_> {
         let pairs = run.all().zip(data.all());
         let mut errors = vec![];
         for (i, ((found, expected), (name, f32, roundings))) in pairs.zip(names).enumerate() {
-            let dtype = if f32 { DType::F32 } else { self.dtype };
+            let dtype = if f32 { DType::F32 } else { unit };
             if found.shape != expected.shape {
                 errors.push((
                     i,

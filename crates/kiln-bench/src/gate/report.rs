@@ -74,6 +74,8 @@ pub struct Report {
     pub device: String,
     /// What was verified.
     pub implementation: Implementation,
+    /// On which family of product kernels, if the operator is made of products.
+    pub family: Option<&'static str>,
     /// Number of cases.
     pub cases: usize,
     /// Largest ‖out − ref‖/‖ref‖ of an output.
@@ -95,12 +97,14 @@ impl Report {
         dtype: DType,
         device: String,
         implementation: Implementation,
+        family: Option<&'static str>,
     ) -> Self {
         Self {
             op: op.into(),
             dtype: format!("{dtype:?}").to_lowercase(),
             device,
             implementation,
+            family,
             cases: 0,
             forward: 0.0,
             backward: 0.0,

@@ -19,11 +19,7 @@ const fn input(name: &'static str, shape: &'static [&'static str]) -> InputSpec 
     InputSpec { name, shape, holds: Holds::Float, mean: 0.1, fan_in: false }
 }
 
-const fn spec(
-    name: &'static str,
-    formula: &'static str,
-    inputs: &'static [InputSpec],
-) -> Spec {
+const fn spec(name: &'static str, formula: &'static str, inputs: &'static [InputSpec]) -> Spec {
     Spec {
         name,
         formula,
@@ -121,6 +117,15 @@ impl Operator for Row {
             MatmulOptions { alpha: call.attributes.number("alpha"), ..MatmulOptions::default() };
         let y = matmul(device(call, 0, self.a), device(call, 1, self.b), options)?;
         Ok(vec![y.flatten(0, 2)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let (a, b) = (device(call, 0, self.a), device(call, 1, self.b));
+        let dy = dy[0].clone().reshape([a.dims()[0], a.dims()[1], b.dims()[2]]);
+        let alpha = call.attributes.number("alpha");
+        let (da, db) = kiln_ops::matmul::backend::backward(dy, a, b, alpha);
+        Some([da, db].map(|t| t.flatten(0, 1)).into())
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {

@@ -25,6 +25,9 @@ pub struct Args {
     /// Bursts of each implementation.
     #[arg(long, default_value_t = 12)]
     rounds: usize,
+    /// The family of product kernels for operators made of products: wgmma or units.
+    #[arg(long, value_parser = kiln_bench::gate::family)]
+    tiles: Option<&'static str>,
     /// Write the run to this file too.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -69,7 +72,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Shapes::Train => Scale::Train,
         Shapes::Large => Scale::Large,
     };
-    let plan = Plan { scale, dtype, rounds: args.rounds.max(1) };
+    let plan = Plan { scale, dtype, rounds: args.rounds.max(1), family: args.tiles };
     let mut run = Run::new(&opened.device, command());
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];

@@ -32,11 +32,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let ops = super::operators(&args.ops)?;
     let opened = device::open(&args.device)?;
     eprintln!("device: {}", opened.why);
-    let options = Options { seed: args.seed, fuzz: args.fuzz };
+    let options = Options { seed: args.seed, fuzz: args.fuzz, family: None };
     let mut reports = vec![];
     for op in ops {
         for dtype in gate::dtypes(&opened.device) {
-            reports.push(gate::verify(op, dtype, &opened.device, options));
+            for family in gate::families(op, dtype, &opened.device) {
+                let options = Options { family, ..options };
+                reports.push(gate::verify(op, dtype, &opened.device, options));
+            }
         }
     }
     println!("{}", table(&reports));
@@ -68,7 +71,10 @@ fn table(reports: &[Report]) -> String {
         let mut row = vec![
             report.op.clone(),
             report.dtype.clone(),
-            report.implementation.to_string(),
+            match report.family {
+                Some(family) => format!("{} ({family})", report.implementation),
+                None => report.implementation.to_string(),
+            },
             report.cases.to_string(),
             error(report.forward),
             error(report.backward),

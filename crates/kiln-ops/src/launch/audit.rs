@@ -25,6 +25,8 @@ struct Record {
     name: &'static str,
     client: Client,
     whole: Handle,
+    /// Of a row, and from one row to the next.
+    row: [usize; 2],
     bytes: usize,
     dtype: DType,
     shape: Vec<usize>,
@@ -130,11 +132,15 @@ pub(crate) fn output(
     name: &'static str,
     shape: &Shape,
     dtype: DType,
+    pitch: usize,
 ) -> Option<CubeTensor> {
     if !ACTIVE.load(Ordering::Relaxed) {
         return None;
     }
-    let bytes = shape.num_elements() * dtype.size();
+    let width = shape[shape.num_dims() - 1];
+    let rows = shape.num_elements() / width.max(1);
+    let row = [width, pitch].map(|elements| elements * dtype.size());
+    let bytes = rows * row[1];
     let padded = bytes.next_multiple_of(GUARD);
     let poison = vec![POISON; (padded + 2 * GUARD) / 2];
     // SAFETY: any initialised u16 slice is valid bytes.
@@ -148,12 +154,13 @@ pub(crate) fn output(
         name,
         client: like.client.clone(),
         whole,
+        row,
         bytes,
         dtype,
         shape: shape.to_vec(),
     });
     let (client, device) = (like.client.clone(), like.device.clone());
-    Some(CubeTensor::new_contiguous(client, device, shape.clone(), inside, dtype))
+    Some(CubeTensor::new(client, inside, super::pitched(shape, pitch), device, dtype))
 }
 
 impl Record {
@@ -177,14 +184,21 @@ impl Record {
             }
         };
         let poison = POISON.to_ne_bytes();
+        let untouched = |i: &usize| bytes[*i] == poison[i % 2];
         let outside = (0..GUARD).chain(GUARD + self.bytes..bytes.len());
-        finding.guard_bytes = outside.filter(|i| bytes[*i] != poison[i % 2]).count();
-        let inside = &bytes[GUARD..GUARD + self.bytes];
-        for (i, element) in inside.chunks_exact(self.dtype.size()).enumerate() {
-            if element.chunks_exact(2).all(|half| half == poison) {
-                finding.unwritten += 1;
-                finding.first_unwritten.get_or_insert(i);
-                finding.last_unwritten = Some(i);
+        finding.guard_bytes = outside.filter(|i| !untouched(i)).count();
+        let [width, pitch] = self.row;
+        let per_row = width / self.dtype.size();
+        for row in 0..self.bytes / pitch.max(1) {
+            // Rows own the gap to the next one: TMA stores 16 bytes at a time.
+            let start = GUARD + row * pitch;
+            let elements = bytes[start..start + width].chunks_exact(self.dtype.size());
+            for (i, element) in elements.enumerate() {
+                if element.chunks_exact(2).all(|half| half == poison) {
+                    finding.unwritten += 1;
+                    finding.first_unwritten.get_or_insert(row * per_row + i);
+                    finding.last_unwritten = Some(row * per_row + i);
+                }
             }
         }
         finding

@@ -9,6 +9,7 @@ use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
+use cubecl::zspace::metadata::Metadata;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A tensor as rows of its last dimension: element i of row r is at `r · stride + i`.
@@ -82,10 +83,53 @@ pub fn output(
     shape: Shape,
     dtype: DType,
 ) -> CubeTensor {
-    if let Some(tensor) = audit::output(like, op, name, &shape, dtype) {
+    let width = shape[shape.num_dims() - 1];
+    output_pitched(like, op, name, shape, dtype, width)
+}
+
+/// One whose rows begin at multiples of 16 bytes.
+#[cfg(feature = "cuda")]
+pub(crate) fn output_aligned(
+    like: &CubeTensor,
+    op: &'static str,
+    name: &'static str,
+    shape: Shape,
+    dtype: DType,
+) -> CubeTensor {
+    let pitch = shape[shape.num_dims() - 1].next_multiple_of(16 / dtype.size());
+    output_pitched(like, op, name, shape, dtype, pitch)
+}
+
+/// One whose rows are `pitch` elements apart.
+pub(crate) fn output_pitched(
+    like: &CubeTensor,
+    op: &'static str,
+    name: &'static str,
+    shape: Shape,
+    dtype: DType,
+    pitch: usize,
+) -> CubeTensor {
+    if let Some(tensor) = audit::output(like, op, name, &shape, dtype, pitch) {
         return tensor;
     }
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+    let (client, device) = (like.client.clone(), like.device.clone());
+    if pitch == shape[shape.num_dims() - 1] {
+        return empty_device_contiguous_dtype(client, device, shape, dtype);
+    }
+    let meta = pitched(&shape, pitch);
+    let handle = client.empty(meta.strides()[0] * shape[0] * dtype.size());
+    CubeTensor::new(client, handle, meta, device, dtype)
+}
+
+/// A tensor with rows `pitch` elements apart and nothing else between them.
+fn pitched(shape: &Shape, pitch: usize) -> Metadata {
+    let mut strides = vec![1; shape.num_dims()];
+    let mut step = pitch;
+    for i in (0..strides.len() - 1).rev() {
+        strides[i] = step;
+        step *= shape[i];
+    }
+    Metadata::new(shape.clone(), strides)
 }
 
 /// Stands in for an output that this launch does not write.

@@ -1,7 +1,7 @@
 //! The matrix product as a Burn operation: dispatch, fusion and autodiff.
 
 use super::{MatmulOptions, OP};
-use crate::tile::{self, Product};
+use crate::tile::{self, Family, Product};
 use burn::backend::autodiff::{
     NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -14,6 +14,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
 use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
 
 /// Factors and element types of a product.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +22,19 @@ pub struct Scaled {
     alpha: f64,
     beta: f64,
     dtype: DType,
+    family: Option<Family>,
+}
+
+impl Scaled {
+    /// alpha · A·B + beta · C in `dtype`, on the kernels that this thread has forced.
+    pub fn new(alpha: f64, beta: f64, dtype: DType) -> Self {
+        Self { alpha, beta, dtype, family: tile::forced() }
+    }
+
+    fn product(self, a: CubeTensor, b: CubeTensor) -> Product {
+        let product = Product::new(OP, a, b, self.dtype);
+        Product { alpha: self.alpha, family: self.family, ..product }
+    }
 }
 
 /// Products, differentiable.
@@ -28,11 +42,8 @@ pub struct Scaled {
 pub trait MatmulOps: Backend {
     /// alpha · a·b in an element type.
     #[fusion(meta = product)]
-    fn kiln_matmul(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        scaled: Scaled,
-    ) -> FloatTensor<Self>;
+    fn kiln_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>, scaled: Scaled)
+    -> FloatTensor<Self>;
 
     /// alpha · a·b + beta · c in an element type.
     #[fusion(meta = product_add)]
@@ -58,7 +69,7 @@ impl MatmulOps for CubeBackend {
         b: FloatTensor<Self>,
         scaled: Scaled,
     ) -> FloatTensor<Self> {
-        Product { alpha: scaled.alpha, ..Product::new(OP, a, b, scaled.dtype) }.run()
+        scaled.product(a, b).run()
     }
 
     fn kiln_matmul_add(
@@ -67,8 +78,7 @@ impl MatmulOps for CubeBackend {
         c: FloatTensor<Self>,
         scaled: Scaled,
     ) -> FloatTensor<Self> {
-        let add = Some((c, scaled.beta));
-        Product { alpha: scaled.alpha, add, ..Product::new(OP, a, b, scaled.dtype) }.run()
+        Product { add: Some((c, scaled.beta)), ..scaled.product(a, b) }.run()
     }
 }
 
@@ -77,16 +87,16 @@ impl MatmulOps for CubeBackend {
 fn gradient<B: MatmulOps>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
-    alpha: f64,
+    scaled: Scaled,
     like: &Shape,
     dtype: DType,
 ) -> FloatTensor<B> {
     let full = tile::shape(&a.shape(), &b.shape());
-    let scaled = |dtype| Scaled { alpha, beta: 0.0, dtype };
     if full == *like {
-        return B::kiln_matmul(a, b, scaled(dtype));
+        return B::kiln_matmul(a, b, Scaled { dtype, ..scaled });
     }
-    cast::<B>(sum_to::<B>(B::kiln_matmul(a, b, scaled(DType::F32)), like), dtype)
+    let wide = Scaled { dtype: DType::F32, ..scaled };
+    cast::<B>(sum_to::<B>(B::kiln_matmul(a, b, wide), like), dtype)
 }
 
 /// Sums over the dimensions that are 1 in `like`.
@@ -113,7 +123,7 @@ fn register<B: MatmulOps>(
     dy: FloatTensor<B>,
     a: FloatTensor<B>,
     b: FloatTensor<B>,
-    alpha: f64,
+    scaled: Scaled,
     nodes: [Option<NodeId>; 2],
     grads: &mut Gradients,
 ) {
@@ -122,11 +132,11 @@ fn register<B: MatmulOps>(
     let (a_shape, b_shape) = (a.shape(), b.shape());
     if let Some(node) = nodes[0] {
         let right = transposed::<B>(b);
-        grads.register::<B>(node, gradient::<B>(dy.clone(), right, alpha, &a_shape, dtype));
+        grads.register::<B>(node, gradient::<B>(dy.clone(), right, scaled, &a_shape, dtype));
     }
     if let Some(node) = nodes[1] {
         let left = transposed::<B>(a);
-        grads.register::<B>(node, gradient::<B>(left, dy, alpha, &b_shape, dtype));
+        grads.register::<B>(node, gradient::<B>(left, dy, scaled, &b_shape, dtype));
     }
 }
 
@@ -134,7 +144,7 @@ fn register<B: MatmulOps>(
 struct MatmulBackward;
 
 impl<B: MatmulOps> Backward<B, 2> for MatmulBackward {
-    type State = (NodeId, NodeId, f64);
+    type State = (NodeId, NodeId, Scaled);
 
     fn backward(
         self,
@@ -143,11 +153,11 @@ impl<B: MatmulOps> Backward<B, 2> for MatmulBackward {
         checkpointer: &mut Checkpointer,
     ) {
         let dy = grads.consume::<B>(&ops.node);
-        let (a, b, alpha) = ops.state;
+        let (a, b, scaled) = ops.state;
         let a = checkpointer.retrieve_node_output(a);
         let b = checkpointer.retrieve_node_output(b);
         let nodes = ops.parents.map(|parent| parent.map(|node| node.id));
-        register::<B>(dy, a, b, alpha, nodes, grads);
+        register::<B>(dy, a, b, scaled, nodes, grads);
     }
 }
 
@@ -175,7 +185,7 @@ impl<B: MatmulOps> Backward<B, 3> for MatmulAddBackward {
             }
             grads.register::<B>(node, cast::<B>(sum_to::<B>(dc, &shape), dtype));
         }
-        register::<B>(dy, a, b, scaled.alpha, [a_node, b_node], grads);
+        register::<B>(dy, a, b, scaled, [a_node, b_node], grads);
     }
 }
 
@@ -187,7 +197,7 @@ impl<B: MatmulOps, C: CheckpointStrategy> MatmulOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         match MatmulBackward.prepare::<C>([a.node(), b.node()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&a), prep.checkpoint(&b), scaled.alpha);
+                let state = (prep.checkpoint(&a), prep.checkpoint(&b), scaled);
                 let y = B::kiln_matmul(a.into_primitive(), b.into_primitive(), scaled);
                 prep.finish(state, y)
             }
@@ -219,6 +229,18 @@ impl<B: MatmulOps, C: CheckpointStrategy> MatmulOps for Autodiff<B, C> {
     }
 }
 
+/// The gradients of both operands of a·b through the kernels, past autodiff and without checks.
+pub fn backward<const D: usize>(
+    dy: Tensor<D>,
+    a: Tensor<D>,
+    b: Tensor<D>,
+    alpha: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    let options = MatmulOptions { alpha, ..MatmulOptions::default() };
+    let da = fused(dy.clone(), b.swap_dims(D - 2, D - 1), None, options);
+    (da, fused(a.swap_dims(D - 2, D - 1), dy, None, options))
+}
+
 /// [`matmul`](fn@super::matmul) and [`matmul_add`](super::matmul_add) through the kernels, without
 /// their checks.
 pub(crate) fn fused<const D: usize>(
@@ -228,7 +250,7 @@ pub(crate) fn fused<const D: usize>(
     options: MatmulOptions,
 ) -> Tensor<D> {
     let dtype = options.dtype.unwrap_or(a.dtype());
-    let scaled = Scaled { alpha: options.alpha, beta: options.beta, dtype };
+    let scaled = Scaled::new(options.alpha, options.beta, dtype);
     let (a, b) = (a.into_dispatch(), b.into_dispatch());
     Tensor::from_dispatch(match c {
         None => <Dispatch as MatmulOps>::kiln_matmul(a, b, scaled),

@@ -126,12 +126,9 @@ fn check<const D: usize>(
     check.number("beta", options.beta, true, "a number")?;
     match options.dtype {
         None | Some(DType::F32 | DType::BF16 | DType::F16) => Ok(shape),
-        Some(found) => Err(OpError::DType {
-            op: OP,
-            tensor: "y",
-            found,
-            expected: "F32, BF16 or F16".into(),
-        }),
+        Some(found) => {
+            Err(OpError::DType { op: OP, tensor: "y", found, expected: "F32, BF16 or F16".into() })
+        }
     }
 }
 
@@ -153,7 +150,9 @@ fn run<const D: usize>(
         return Ok(reference::matmul(a, b, c, options));
     }
     // One weight for a stack of rows: a single product of all rows.
-    let flat = D > 2 && b.dims()[..D - 2].iter().all(|d| *d == 1) && c.is_none();
+    let shared = D > 2 && b.dims()[..D - 2].iter().all(|d| *d == 1);
+    // (Burn's reshape takes a size of 0 for "as before".)
+    let flat = shared && c.is_none() && !shape.contains(&0);
     #[cfg(feature = "cube")]
     if flat {
         let [k, n] = [shape_of(&b, 2), shape_of(&b, 1)];

@@ -3,12 +3,7 @@
 use crate::oracle::product;
 
 /// alpha · A·B for a stack of `batches` pairs.
-pub fn forward(
-    a: &[f64],
-    b: &[f64],
-    [batches, m, k, n]: [usize; 4],
-    alpha: f64,
-) -> Vec<f64> {
+pub fn forward(a: &[f64], b: &[f64], [batches, m, k, n]: [usize; 4], alpha: f64) -> Vec<f64> {
     let mut y = Vec::with_capacity(batches * m * n);
     for z in 0..batches {
         let (a, b) = (&a[z * m * k..][..m * k], &b[z * k * n..][..k * n]);

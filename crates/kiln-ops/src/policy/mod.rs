@@ -160,6 +160,20 @@ pub fn is_cube(device: &Device) -> bool {
     inner(device.as_dispatch())
 }
 
+/// The client of a CubeCL device.
+#[cfg(feature = "cube")]
+pub(crate) fn client(device: &Device) -> Option<cubecl::client::Client> {
+    fn inner(device: &DispatchDevice) -> Option<cubecl::client::Client> {
+        match device {
+            DispatchDevice::Cube(device) => Some(device.client()),
+            DispatchDevice::Autodiff(device) => inner(device),
+            #[allow(unreachable_patterns)] // every variant is behind a feature
+            _ => None,
+        }
+    }
+    inner(device.as_dispatch())
+}
+
 /// Whether this is a CUDA device.
 #[cfg(feature = "cuda")]
 pub fn is_cuda(device: &Device) -> bool {

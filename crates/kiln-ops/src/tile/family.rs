@@ -1,23 +1,43 @@
 //! Which family of kernels a product runs on.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use cubecl::client::Client;
+use cubecl::ir::features::Tma;
 use std::cell::Cell;
 
 /// A family of product kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
+    /// Hopper's tensor cores through wgmma and TMA: bf16 and f16 operands.
+    Wgmma,
     /// Plain arithmetic in f32, on any device; the only one for f32 operands.
     Units,
 }
 
 impl Family {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 1] = [Self::Units];
+    pub const ALL: [Self; 2] = [Self::Wgmma, Self::Units];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wgmma => "wgmma",
+            Self::Units => "units",
+        }
+    }
 
     /// Whether it runs on this device with operands of this element type.
-    fn runs(self, _client: &Client, _dtype: DType) -> bool {
+    fn runs(self, client: &Client, dtype: DType) -> bool {
+        let half = matches!(dtype, DType::BF16 | DType::F16);
         match self {
+            // wgmma exists on this one architecture, and in CUDA C++ only.
+            Self::Wgmma => {
+                let features = client.features();
+                half && cfg!(feature = "cuda")
+                    && client.name() == "cuda"
+                    && features.tma.contains(Tma::Base)
+                    && client.properties().identity.fingerprint == "ptx_sm90"
+            }
             Self::Units => true,
         }
     }
@@ -25,9 +45,7 @@ impl Family {
 
 impl std::fmt::Display for Family {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Units => "units",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -46,7 +64,7 @@ thread_local! {
     static FORCED: Cell<Option<Family>> = const { Cell::new(None) };
 }
 
-/// Runs `f` with every product that this thread launches on one family.
+/// Runs `f` with every product that this thread asks for on one family, where that runs.
 pub fn force<T>(family: Family, f: impl FnOnce() -> T) -> T {
     struct Restore(Option<Family>);
     impl Drop for Restore {
@@ -58,14 +76,26 @@ pub fn force<T>(family: Family, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// The families that run here, the fastest first.
-pub fn available(client: &Client, dtype: DType) -> Vec<Family> {
+/// The family that this thread has forced. Part of what is asked for: the product itself may be
+/// launched by another thread.
+pub(crate) fn forced() -> Option<Family> {
+    FORCED.with(Cell::get)
+}
+
+/// The families that run on a device, the fastest first; none where there are no kernels.
+pub fn families(device: &Device, dtype: DType) -> Vec<Family> {
+    match crate::policy::client(device) {
+        Some(client) => available(&client, dtype),
+        None => vec![],
+    }
+}
+
+fn available(client: &Client, dtype: DType) -> Vec<Family> {
     Family::ALL.into_iter().filter(|family| family.runs(client, dtype)).collect()
 }
 
-/// The family of a product: the forced one if it runs here, else the fastest.
-pub(super) fn choose(client: &Client, dtype: DType) -> Family {
+/// The family of a product: the wanted one if it runs here, else the fastest.
+pub(super) fn choose(wanted: Option<Family>, client: &Client, dtype: DType) -> Family {
     let available = available(client, dtype);
-    let forced = FORCED.with(Cell::get).filter(|family| available.contains(family));
-    forced.unwrap_or(available[0])
+    wanted.filter(|family| available.contains(family)).unwrap_or(available[0])
 }

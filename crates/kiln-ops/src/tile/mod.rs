@@ -8,10 +8,15 @@
 mod family;
 mod operand;
 mod product;
+#[cfg(feature = "cuda")]
+mod ptx;
 mod splits;
 mod units;
+#[cfg(feature = "cuda")]
+mod wgmma;
 
-pub use family::{Family, available, force};
+pub(crate) use family::forced;
+pub use family::{Family, families, force};
 pub(crate) use product::{Product, shape};
 
 /// Which part of a matrix counts; the rest is never read as a number.

@@ -63,13 +63,9 @@ impl Stack {
         Some(Self { tensor: tensor.clone(), batches, rows, cols, batch, line, order })
     }
 
-    /// The same matrices, transposed.
-    pub(crate) fn transposed(self) -> Self {
-        let order = match self.order {
-            Order::Rows => Order::Columns,
-            Order::Columns => Order::Rows,
-        };
-        Self { rows: self.cols, cols: self.rows, order, ..self }
+    /// Distance of the matrices of two products: none if they share one.
+    pub(crate) fn step(&self) -> usize {
+        if self.batches > 1 { self.batch } else { 0 }
     }
 
     /// Distance of two rows and of two columns.
@@ -114,7 +110,31 @@ impl Stack {
             .unwrap_or(1)
     }
 
+    /// Copies it into lines that begin at multiples of 16 bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn align(&mut self) {
+        let turned = self.order == Order::Columns;
+        let [mut shape, mut strides] =
+            [[self.batches, self.rows, self.cols], [self.batch, self.line, 1]];
+        if turned {
+            shape.swap(1, 2);
+        }
+        if self.batches == 1 {
+            strides[0] = strides[1] * shape[1];
+        }
+        let mut lines = self.tensor.clone();
+        *lines.meta = Metadata::new(shape, strides);
+        let (client, device, dtype) = (lines.client.clone(), lines.device.clone(), lines.dtype);
+        let elem = burn::backend::cubecl::dtype_to_storage_type(dtype);
+        let copy = cubecl::std::tensor::into_contiguous_pitched(&client, lines.binding(), elem);
+        let copy = CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype);
+        let strides = copy.meta.strides();
+        (self.batch, self.line) = (strides[0], strides[1]);
+        self.tensor = copy;
+    }
+
     /// Whether TMA reads it: lines 16 bytes aligned, at a distance of a multiple of 16 bytes.
+    #[cfg(feature = "cuda")]
     pub(crate) fn tma(&self) -> bool {
         let element = self.tensor.dtype.size();
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
@@ -127,6 +147,9 @@ impl Stack {
 
 /// The order of a matrix and the distance of its lines, if elements stand side by side.
 fn order([rows, cols]: [usize; 2], [row, col]: [usize; 2]) -> Option<(Order, usize)> {
+    if cols == 1 && row == 1 {
+        return Some((Order::Columns, rows));
+    }
     if col == 1 || cols == 1 {
         // One column of a wider matrix is a row of one element each.
         return Some((Order::Rows, row));
@@ -176,7 +199,8 @@ mod tests {
 
     #[test]
     fn distances_of_matrices() {
-        let cases: &[(&[usize], &[usize], &[usize], Option<(usize, usize)>)] = &[
+        type Case = (&'static [usize], &'static [usize], &'static [usize], Option<(usize, usize)>);
+        let cases: &[Case] = &[
             (&[], &[], &[], Some((1, 0))),
             (&[3], &[40], &[3], Some((3, 40))),
             (&[1], &[40], &[3], Some((1, 0))),

@@ -7,21 +7,23 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Number of parts for `jobs` tiles of `blocks` blocks of K: enough to fill the device `waves` times,
-/// but at least 8 blocks each.
-pub(super) fn number(client: &Client, jobs: usize, blocks: usize, waves: usize) -> usize {
-    let wanted = launch::multiprocessors(client) * waves / jobs.max(1);
+/// Number of parts for `jobs` tiles of `blocks` blocks of K: enough to fill the device twice, but at
+/// least 8 blocks each.
+pub(super) fn number(client: &Client, jobs: usize, blocks: usize) -> usize {
+    let wanted = 2 * launch::multiprocessors(client) / jobs.max(1);
     wanted.min(blocks / 8).clamp(1, 64)
 }
 
-/// Room for the parts' sums: parts of one product stand together.
+/// Room for the parts' sums: rows of `n` elements at a distance of `pitch`, the parts of one product
+/// behind each other.
 pub(super) fn workspace(
     like: &CubeTensor,
     op: &'static str,
-    splits: usize,
-    elements: usize,
+    rows: usize,
+    n: usize,
+    pitch: usize,
 ) -> CubeTensor {
-    launch::output(like, op, "parts", Shape::new([splits * elements]), DType::F32)
+    launch::output_pitched(like, op, "parts", Shape::new([rows, n]), DType::F32, pitch)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -30,9 +32,11 @@ fn add_up_kernel<C: Float, O: Float>(
     add: &[C],
     out: &mut [O],
     splits: usize,
-    matrix: usize,
-    total: usize,
+    m: usize,
     n: usize,
+    total: usize,
+    pitch: usize,
+    out_pitch: usize,
     add_batch: usize,
     add_row: usize,
     add_col: usize,
@@ -42,39 +46,32 @@ fn add_up_kernel<C: Float, O: Float>(
     #[define(C, O)] _dtypes: [ElemType; 2],
 ) {
     if ABSOLUTE_POS < total {
-        let (batch, at) = (ABSOLUTE_POS / matrix, ABSOLUTE_POS % matrix);
-        let base = batch * splits * matrix + at;
+        let (line, col) = (ABSOLUTE_POS / n, ABSOLUTE_POS % n);
+        let (batch, row) = (line / m, line % m);
+        let matrix = m * pitch;
+        let base = batch * splits * matrix + row * pitch + col;
         let mut sum = parts[base];
         for split in 1..splits {
             sum += parts[base + split * matrix];
         }
         sum *= alpha;
         if comptime!(has_add) {
-            let at = batch * add_batch + at / n * add_row + at % n * add_col;
+            let at = batch * add_batch + row * add_row + col * add_col;
             sum += beta * f32::cast_from(add[at]);
         }
-        out[ABSOLUTE_POS] = O::cast_from(sum);
+        out[line * out_pitch + col] = O::cast_from(sum);
     }
 }
 
 /// out = alpha · sum of the parts + beta · C.
-pub(super) fn add_up(
-    parts: &CubeTensor,
-    splits: usize,
-    matrix: usize,
-    o: &Operands,
-    alpha: f64,
-    out: &CubeTensor,
-) {
+pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &CubeTensor) {
     const UNITS: usize = 256;
     let client = &out.client;
-    let total = matrix * o.batches;
-    let (add_batch, (add_row, add_col), beta) = match &o.add {
-        Some((add, beta)) => (if add.batches > 1 { add.batch } else { 0 }, add.strides(), *beta),
-        None => (0, (0, 0), 0.0),
-    };
+    let total = o.batches * o.m * o.n;
+    let [add_batch, add_row, add_col] = o.add_strides();
     let add_dtype = o.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
     let units = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
+    let out_pitch = out.meta.strides()[out.meta.strides().len() - 2];
     // SAFETY: positions are checked against the number of elements.
     unsafe {
         add_up_kernel::launch_unchecked(
@@ -89,14 +86,16 @@ pub(super) fn add_up(
             },
             out.clone().into_buffer_arg(),
             splits,
-            matrix,
-            total,
+            o.m,
             o.n,
+            total,
+            parts.meta.strides()[0],
+            out_pitch,
             add_batch,
             add_row,
             add_col,
-            alpha as f32,
-            beta as f32,
+            o.alpha as f32,
+            o.beta() as f32,
             o.add.is_some(),
             [add_dtype, out.dtype].map(dtype_to_elem_type),
         );

@@ -4,8 +4,8 @@
 //! shared memory as f32, laid out so that the elements of one k stand side by side, and every unit
 //! adds up its part of the tile in registers. K is added in order, so two runs agree bit for bit.
 
-use super::operand::Order;
-use super::{Epilogue, Keep, Triangle, Triangles};
+use crate::tile::operand::Order;
+use crate::tile::{Epilogue, Keep, Triangle, Triangles};
 use cubecl::prelude::*;
 
 /// Sizes of the tile; comptime.
@@ -175,7 +175,8 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
     let (which, stack) = (job % sizes.tiles, job / sizes.tiles);
     let (split, batch) = (stack % sizes.splits, stack / sizes.splits);
     // Of triangles the long rows first.
-    let which = if comptime!(product.triangles.out_lower) { sizes.tiles - 1 - which } else { which };
+    let which =
+        if comptime!(product.triangles.out_lower) { sizes.tiles - 1 - which } else { which };
     let row0 = which / sizes.tiles_n * tile.m;
     let col0 = which % sizes.tiles_n * tile.n;
 
@@ -206,13 +207,33 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
     }
     for k0 in range_stepped(first, end, tile.k) {
         load_block::<A, NA>(
-            a, &mut a_block, batch * a_lines.batch, a_lines.line, row0, k0, sizes.m, end,
-            tile.m, tile.k, units, comptime!(product.a == Order::Rows),
+            a,
+            &mut a_block,
+            batch * a_lines.batch,
+            a_lines.line,
+            row0,
+            k0,
+            sizes.m,
+            end,
+            tile.m,
+            tile.k,
+            units,
+            comptime!(product.a == Order::Rows),
             comptime!(product.triangles.a_keeps()),
         );
         load_block::<A, NB>(
-            b, &mut b_block, batch * b_lines.batch, b_lines.line, col0, k0, sizes.n, end,
-            tile.n, tile.k, units, comptime!(product.b == Order::Columns),
+            b,
+            &mut b_block,
+            batch * b_lines.batch,
+            b_lines.line,
+            col0,
+            k0,
+            sizes.n,
+            end,
+            tile.n,
+            tile.k,
+            units,
+            comptime!(product.b == Order::Columns),
             comptime!(product.triangles.b_keeps()),
         );
         sync_cube();

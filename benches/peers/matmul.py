@@ -1,0 +1,52 @@
+"""Matrix products of PyTorch (cuBLAS), at the shapes of `kiln bench matmul matmul_nt matmul_tn`.
+
+    python3 benches/peers/matmul.py --shapes large --json peers.json
+"""
+
+import peers
+import torch
+
+TRAIN = [(768, 768), (768, 2304), (768, 4096), (2048, 768), (768, 50304)]
+SHAPES = {
+    "small": [(64, 64, 64), (128, 128, 128), (256, 256, 256)],
+    "train": [(m, k, n) for m in (32768, 8192) for k, n in TRAIN],
+    "large": [(s, s, s) for s in (2048, 4096, 8192)],
+}
+
+
+def rows(a_turned, b_turned):
+    def make(dtype, which):
+        size = torch.finfo(dtype).bits // 8
+        for m, k, n in SHAPES[which]:
+            a_shape = (k, m) if a_turned else (m, k)
+            b_shape = (n, k) if b_turned else (k, n)
+            names = ["×".join(map(str, s)) for s in (a_shape, b_shape)]
+            shape = ", ".join(dict.fromkeys(names))
+            nbytes = (m * k + k * n + m * n) * size
+            random = lambda s: torch.randn(*s, device="cuda", dtype=dtype) + 0.1
+            sets = [(random(a_shape), random(b_shape)) for _ in range(peers.sets(nbytes))]
+            views = [(a.T if a_turned else a, b.T if b_turned else b) for a, b in sets]
+            flops = 2 * m * n * k
+            yield "forward", shape, nbytes, flops, {
+                "torch": lambda turn: views[turn % len(views)][0] @ views[turn % len(views)][1]
+            }
+            dy = random((m, n))
+
+            def backward(turn):
+                a, b = views[turn % len(views)]
+                return dy @ b.T, a.T @ dy
+
+            nbytes = (2 * (m * k + k * n) + m * n) * size
+            yield "backward", shape, nbytes, 2 * flops, {"torch": backward}
+
+    return make
+
+
+if __name__ == "__main__":
+    peers.main(
+        {
+            "matmul": rows(False, False),
+            "matmul_nt": rows(False, True),
+            "matmul_tn": rows(True, False),
+        }
+    )
