@@ -45,6 +45,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
 pub mod swiglu_mlp;
+pub mod tril_matmul;
 
 pub use error::OpError;
 
@@ -61,4 +62,5 @@ pub mod prelude {
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope};
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
+    pub use crate::tril_matmul::tril_matmul;
 }

@@ -13,6 +13,7 @@ pub use crate::rms_norm::oracle as rms_norm;
 pub use crate::rope::oracle as rope;
 pub use crate::swiglu::oracle as swiglu;
 pub use crate::swiglu_mlp::oracle as swiglu_mlp;
+pub use crate::tril_matmul::oracle as tril_matmul;
 
 use burn::tensor::DType;
 

@@ -9,6 +9,7 @@ mod rms_norm;
 mod rope;
 mod swiglu;
 mod swiglu_mlp;
+mod tril_matmul;
 
 use crate::registry::{Case, Operator};
 
@@ -26,6 +27,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &matmul::NT,
     &matmul::TN,
     &matmul::TT,
+    &tril_matmul::Row,
 ];
 
 /// Elements of an input of a case, as a number to count bytes and operations with.

@@ -51,6 +51,11 @@ pub(crate) enum Keep {
 }
 
 impl Triangles {
+    /// Whether anything is triangular.
+    pub(crate) fn masked(&self) -> bool {
+        *self != Self::default()
+    }
+
     /// Of a row of A.
     pub(crate) fn a_keeps(&self) -> Keep {
         match self.a {

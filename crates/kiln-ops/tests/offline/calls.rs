@@ -8,6 +8,7 @@ use kiln_ops::add_rms_norm::backend::{AddRmsNormGradOps, AddRmsNormOps};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::rms_norm::backend::{RmsNormGradOps, RmsNormOps};
 use kiln_ops::tile::{Family, force};
+use kiln_ops::tril_matmul::backend::{TrilMatmulOps, Triangular};
 
 /// A call by its name in the table.
 pub struct Call {
@@ -99,6 +100,25 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                     run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
                 });
             }
+        }
+    }
+    // Triangles: the product and both gradients.
+    for family in [Family::Wgmma, Family::Units] {
+        let lower = force(family, Triangular::lower);
+        for (which, triangular, a_turned, b_turned) in [
+            ("", lower, false, false),
+            (".grad.a", lower.grad_a(), false, true),
+            (".grad.b", lower.grad_b(), true, false),
+        ] {
+            let make = |turned| {
+                let tensor = tensor(client, [1024, 1024], dtype);
+                if turned { transposed(tensor) } else { tensor }
+            };
+            let (a, b) = (make(a_turned), make(b_turned));
+            calls.push(Call {
+                name: format!("tril_matmul{which} {name}"),
+                run: Box::new(move || drop(CubeBackend::tril_matmul(a, b, triangular))),
+            });
         }
     }
     // The epilogues: scaled and added to, in f32.

@@ -3,7 +3,7 @@
 mod kernel;
 
 use super::product::Operands;
-use super::{Triangles, splits};
+use super::splits;
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -17,9 +17,9 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
     let tiles_n = o.n.div_ceil(tile.n);
     let tiles = o.m.div_ceil(tile.m) * tiles_n;
     // Triangles have long and short sums, which parts of K would not even out.
-    let wanted = match o.triangles == Triangles::default() {
-        true => splits::number(client, tiles * o.batches, o.k.div_ceil(tile.k)),
-        false => 1,
+    let wanted = match o.triangles.masked() {
+        true => 1,
+        false => splits::number(client, tiles * o.batches, o.k.div_ceil(tile.k)),
     };
     let part = o.k.div_ceil(wanted).next_multiple_of(tile.k);
     let splits = o.k.div_ceil(part);

@@ -6,9 +6,11 @@
 //! sums into shared memory, from where TMA stores them. The ring runs on across tiles, so that the
 //! loads of the next tile hide behind the stores of this one.
 
-use crate::tile::Epilogue;
+use super::mask::{crossed, mask_block, mask_result};
+use super::schedule::{Blocks, place, turn};
 use crate::tile::operand::Order;
 use crate::tile::ptx::*;
+use crate::tile::{Epilogue, Triangles};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
@@ -60,6 +62,7 @@ pub(crate) struct WgmmaProduct {
     pub(crate) b: Order,
     pub(crate) stored: Stored,
     pub(crate) epilogue: Epilogue,
+    pub(crate) triangles: Triangles,
 }
 
 impl WgmmaProduct {
@@ -70,54 +73,6 @@ impl WgmmaProduct {
             a_transposed: self.a == Order::Columns,
             b_transposed: self.b == Order::Rows,
         }
-    }
-}
-
-/// Sizes of a product, in blocks.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Blocks {
-    /// Blocks of K of a part.
-    pub(crate) depth: u32,
-    /// Rows and columns of tiles.
-    pub(crate) tiles_m: u32,
-    pub(crate) tiles_n: u32,
-    /// Parts of K.
-    pub(crate) splits: u32,
-    /// Tiles of all parts of all products.
-    pub(crate) total: u32,
-    /// 1 if A has a matrix for each product, 0 if they share one.
-    pub(crate) a_step: u32,
-    /// Likewise B.
-    pub(crate) b_step: u32,
-}
-
-/// Where a tile is: row and column of tiles, first block of K, matrices of A, B and the result.
-#[derive(CubeType, Clone, Copy)]
-struct Place {
-    row: u32,
-    col: u32,
-    block: u32,
-    a: u32,
-    b: u32,
-    out: u32,
-}
-
-/// Tiles go in bands of `group` rows, column by column.
-#[cube]
-fn place(tile: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
-    let matrix = blocks.tiles_m * blocks.tiles_n;
-    let (stack, at) = (tile / matrix, tile % matrix);
-    let width = group * blocks.tiles_n;
-    let first = at / width * group;
-    let rows = min(blocks.tiles_m - first, group);
-    let (batch, split) = (stack / blocks.splits, stack % blocks.splits);
-    Place {
-        row: first + at % width % rows,
-        col: at % width / rows,
-        block: split * blocks.depth,
-        a: batch * blocks.a_step,
-        b: batch * blocks.b_step,
-        out: stack,
     }
 }
 
@@ -149,7 +104,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     let size!(Sums) = comptime!(op.held());
 
     // One allocation for everything: its address is all that the instructions see.
-    let shared = Shared::<[u32]>::new_aligned_slice(comptime!(bytes / 4), 1024usize);
+    let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(bytes / 4), 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());
     let full = base + barriers_offset;
     let empty = full + comptime!(8 * stages);
@@ -169,14 +124,15 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     }
     sync_cube();
 
-    let mut at = CUBE_POS_X;
+    let mut round = 0u32;
+    let mut at = turn(round, product.triangles);
     let mut stage = 0u32;
     let mut phase = 0u32;
     if warp == 8u32 {
         if lane == 0u32 {
             while at < blocks.total {
-                let place = place(at, &blocks, tile.group);
-                for k in 0..blocks.depth {
+                let place = place(at, &blocks, tile, product.triangles);
+                for k in 0..place.depth {
                     barrier_wait(empty + stage * 8, phase ^ 1);
                     let bar = full + stage * 8;
                     barrier_expect(bar, comptime!(a_bytes + b_bytes));
@@ -207,7 +163,8 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                         phase ^= 1;
                     }
                 }
-                at += CUBE_COUNT_X;
+                round += 1;
+                at = turn(round, product.triangles);
             }
         }
     } else {
@@ -225,11 +182,36 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
         let s3 = chunk_address(staging, t, 3u32, product.stored);
 
         while at < blocks.total {
-            let place = place(at, &blocks, tile.group);
+            let place = place(at, &blocks, tile, product.triangles);
+            let row0 = place.row * comptime!(ROWS as u32) + group * 64;
+            let col0 = place.col * comptime!(tile.n as u32);
             let mut sums = Array::<Vector<f32, Sums>>::new(1usize);
             sums[0] = Vector::new(0.0f32);
-            for _k in 0..blocks.depth {
+            for k in 0..place.depth {
                 barrier_wait(full + stage * 8, phase & 1);
+                if comptime!(product.triangles.masked()) {
+                    // Each group of units masks its rows of A and its half of the columns of B.
+                    let k0 = (place.block + k) * comptime!(DEPTH as u32);
+                    let a_at = stage * a_bytes + group * 8192;
+                    let b_at = b_offset + stage * b_bytes + group * 8192;
+                    let cols = col0 + group * 64;
+                    let (a_keeps, b_keeps) =
+                        comptime!((product.triangles.a_keeps(), product.triangles.b_keeps()));
+                    let along_k = comptime!((product.a == Order::Rows, product.b == Order::Columns));
+                    mask_block(&mut shared, a_at, row0, k0, t, along_k.0, a_keeps);
+                    mask_block(&mut shared, b_at, cols, k0, t, along_k.1, b_keeps);
+                    let a_crossed = crossed(k0, row0, 64u32, a_keeps);
+                    let b_crossed = crossed(k0, col0, comptime!(tile.n as u32), b_keeps);
+                    if a_crossed || b_crossed {
+                        async_proxy_fence();
+                    }
+                    // Both groups read all of B.
+                    if b_crossed {
+                        sync_units(3u32, 256u32);
+                    } else if a_crossed {
+                        sync_units(group + 1, 128u32);
+                    }
+                }
                 let da = a_desc + u64::cast_from(stage * comptime!(a_bytes / 16));
                 let db = b_desc + u64::cast_from(stage * comptime!(b_bytes / 16));
                 sums[0] = wgmma_block::<Sums>(sums[0], da, db, op);
@@ -243,8 +225,6 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                 }
             }
 
-            let row0 = place.row * comptime!(ROWS as u32) + group * 64;
-            let col0 = place.col * comptime!(tile.n as u32);
             if comptime!(product.epilogue.scaled) {
                 sums[0] *= Vector::new(alpha);
             }
@@ -264,6 +244,9 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                     }
                 }
             }
+            if comptime!(product.triangles.out_lower) && col0 + comptime!(tile.n as u32) > row0 {
+                sums[0] = mask_result::<Sums>(sums[0], row0, col0, t);
+            }
             #[unroll]
             for c in 0..comptime!(tile.n / product.stored.columns()) {
                 // The store before the last has read this half of the staging memory.
@@ -282,7 +265,8 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                     }
                 }
             }
-            at += CUBE_COUNT_X;
+            round += 1;
+            at = turn(round, product.triangles);
         }
         if t == 0u32 {
             tma_store_wait();

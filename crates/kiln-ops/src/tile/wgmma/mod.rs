@@ -1,24 +1,27 @@
 //! The launch of products on Hopper's tensor cores.
 
 mod kernel;
+mod mask;
 mod plan;
+mod schedule;
 
 use super::operand::{Order, Stack};
 use super::product::Operands;
 use super::ptx::{Half, Stored};
-use super::{Triangles, splits};
+use super::splits;
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};
-use kernel::{BlocksLaunch, DEPTH, ROWS, UNITS, WgmmaProduct, wgmma_kernel};
+use kernel::{DEPTH, ROWS, UNITS, WgmmaProduct, wgmma_kernel};
 use plan::Plan;
+use schedule::BlocksLaunch;
 
 /// Whether these operands can run here; copies those that TMA does not read.
 pub(super) fn takes(o: &mut Operands) -> bool {
-    if o.triangles != Triangles::default() || o.n == 1 {
+    if o.n == 1 {
         return false;
     }
     for stack in [&mut o.a, &mut o.b] {
@@ -87,7 +90,8 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
     };
     let epilogue = o.epilogue(split);
     let (a, b) = (o.a.order, o.b.order);
-    let product = WgmmaProduct { tile, half: half(o.a.tensor.dtype), a, b, stored, epilogue };
+    let (half, triangles) = (half(o.a.tensor.dtype), o.triangles);
+    let product = WgmmaProduct { tile, half, a, b, stored, epilogue, triangles };
     let [add_batch, add_row, add_col] = o.add_strides();
     let add = o.add.as_ref().filter(|_| epilogue.add).map(|(add, _)| add.tensor.clone());
     let add = add.unwrap_or_else(|| launch::unused(out, DType::F32));
@@ -116,7 +120,7 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
                 depth as u32,
                 tiles_m as u32,
                 tiles_n as u32,
-                splits as u32,
+                if triangles.masked() { o.batches } else { splits } as u32,
                 total as u32,
                 step(&o.a),
                 step(&o.b),

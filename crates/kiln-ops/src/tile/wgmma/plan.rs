@@ -22,6 +22,10 @@ const BYTES: f64 = 3e12;
 
 /// The cheapest by a model of waves: tiles of a wave run side by side, one on each multiprocessor.
 pub(super) fn plan(o: &Operands, multiprocessors: usize) -> Plan {
+    if o.triangles.masked() {
+        // Square tiles: wider ones would compute more above the diagonal than they gain.
+        return Plan { tile: WgmmaTile::new(ROWS), splits: 1 };
+    }
     let blocks = o.k.div_ceil(DEPTH);
     let mut best: Option<(f64, Plan)> = None;
     for (n, stage) in TILES {

@@ -1,0 +1,111 @@
+//! tril_matmul.
+
+use super::elements;
+use crate::host::HostTensor;
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::{OpError, oracle::tril_matmul as oracle, tril_matmul::tril_matmul};
+
+pub(crate) struct Row;
+
+const SPEC: Spec = Spec {
+    name: "tril_matmul",
+    formula: "y = tril(tril(a) · tril(b))",
+    inputs: &[
+        InputSpec {
+            name: "a",
+            shape: &["...", "N", "N"],
+            holds: Holds::Float,
+            mean: 0.1,
+            fan_in: false,
+        },
+        InputSpec {
+            name: "b",
+            shape: &["...", "N", "N"],
+            holds: Holds::Float,
+            mean: 0.1,
+            fan_in: false,
+        },
+    ],
+    attributes: &[],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "N", "N"], f32: false }],
+    differentiable: true,
+    kernel: true,
+    roundings: (1, 1),
+    rounds_inside: false,
+};
+
+/// [matrices, N].
+fn sizes(shape: &[usize]) -> [usize; 2] {
+    let n = shape[shape.len() - 1];
+    [shape[..shape.len() - 2].iter().product(), n]
+}
+
+fn device(call: &Call<'_>, input: usize, shape: &[usize]) -> Tensor<3> {
+    let [batches, n] = sizes(shape);
+    call.rows(input).reshape([batches, n, n])
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn tiled(&self) -> bool {
+        true
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let shape = call.inputs[0].shape();
+        let y = tril_matmul(device(call, 0, shape), device(call, 1, shape))?;
+        Ok(vec![y.flatten(0, 2)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let shape = call.inputs[0].shape();
+        let (a, b) = (device(call, 0, shape), device(call, 1, shape));
+        let dy = dy[0].clone().reshape(a.dims());
+        let (da, db) = kiln_ops::tril_matmul::backend::backward(dy, a, b);
+        Some([da, db].map(|t| t.flatten(0, 1)).into())
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let [a, b] = call.inputs else { unreachable!("two inputs") };
+        let y = oracle::forward(&a.values, &b.values, sizes(&a.shape));
+        vec![HostTensor::new(a.shape.clone(), y)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+        let [a, b] = call.inputs else { unreachable!("two inputs") };
+        let (da, db) = oracle::backward(&a.values, &b.values, sizes(&a.shape), &dy[0].values);
+        [da, db].map(|g| HostTensor::new(a.shape.clone(), g)).into()
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        // One element, ragged, whole tiles, several tiles with a ragged last one, stacks.
+        let shapes: [&[usize]; 7] =
+            [&[1, 1], &[5, 5], &[67, 67], &[128, 128], &[264, 264], &[3, 40, 40], &[2, 2, 131, 131]];
+        shapes.iter().map(|shape| Case::new([*shape, *shape])).collect()
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let shapes: &[&[usize]] = match scale {
+            Scale::Small => &[&[128, 128], &[512, 512]],
+            Scale::Train => &[&[16, 1024, 1024]],
+            Scale::Large => &[&[4096, 4096], &[8192, 8192], &[16, 1024, 1024]],
+        };
+        shapes.iter().map(|shape| Case::new([*shape, *shape])).collect()
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let [batches, n] = sizes(&case.shapes[0]).map(|size| size as f64);
+        let (a, size) = (elements(case, 0), dtype.size() as f64);
+        let flops = batches * n * (n + 1.0) * (n + 2.0) / 3.0;
+        // Half of each input, all of the output.
+        (
+            Work { bytes: 2.0 * a * size, flops },
+            Work { bytes: 3.5 * a * size, flops: 2.0 * flops },
+        )
+    }
+}
