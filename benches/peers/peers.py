@@ -36,12 +36,8 @@ def record(call, calls):
     one launch and the next. What cannot be recorded is launched one by one."""
     graph = torch.cuda.CUDAGraph()
     try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call(0)
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
+        call(0)
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             repeat(call, calls)
         return graph.replay
     except RuntimeError as error:
@@ -98,6 +94,8 @@ def main(ops):
         "command": " ".join(["python3"] + sys.argv) + f" (torch {torch.__version__})",
         "rows": [],
     }
+    # The default stream cannot be recorded, and a backward runs on the stream of its forward.
+    torch.cuda.set_stream(torch.cuda.Stream())
     measured = ((op, *row) for op, rows in ops.items() for row in rows(dtype, args.shapes))
     for op, which, shape, nbytes, flops, calls in measured:
         for name, (us, low, high) in zip(calls, time_together(list(calls.values()))):

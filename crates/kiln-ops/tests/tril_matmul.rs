@@ -20,9 +20,8 @@ fn check(batches: usize, n: usize, transposed: bool, dtype: DType, device: &Devi
         let values = poisoned(&held, n);
         let leaf = if transposed {
             // Stored with columns side by side.
-            let turned: Vec<f64> = (0..count)
-                .map(|i| values[i / (n * n) * n * n + i % n * n + i / n % n])
-                .collect();
+            let turned: Vec<f64> =
+                (0..count).map(|i| values[i / (n * n) * n * n + i % n * n + i / n % n]).collect();
             tensor(&turned, shape, dtype, device).0.swap_dims(1, 2)
         } else {
             tensor(&values, shape, dtype, device).0

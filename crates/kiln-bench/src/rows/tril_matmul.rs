@@ -84,8 +84,15 @@ impl Operator for Row {
 
     fn cases(&self) -> Vec<Case> {
         // One element, ragged, whole tiles, several tiles with a ragged last one, stacks.
-        let shapes: [&[usize]; 7] =
-            [&[1, 1], &[5, 5], &[67, 67], &[128, 128], &[264, 264], &[3, 40, 40], &[2, 2, 131, 131]];
+        let shapes: [&[usize]; 7] = [
+            &[1, 1],
+            &[5, 5],
+            &[67, 67],
+            &[128, 128],
+            &[264, 264],
+            &[3, 40, 40],
+            &[2, 2, 131, 131],
+        ];
         shapes.iter().map(|shape| Case::new([*shape, *shape])).collect()
     }
 
@@ -103,9 +110,6 @@ impl Operator for Row {
         let (a, size) = (elements(case, 0), dtype.size() as f64);
         let flops = batches * n * (n + 1.0) * (n + 2.0) / 3.0;
         // Half of each input, all of the output.
-        (
-            Work { bytes: 2.0 * a * size, flops },
-            Work { bytes: 3.5 * a * size, flops: 2.0 * flops },
-        )
+        (Work { bytes: 2.0 * a * size, flops }, Work { bytes: 3.5 * a * size, flops: 2.0 * flops })
     }
 }

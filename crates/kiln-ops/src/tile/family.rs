@@ -10,18 +10,22 @@ use std::cell::Cell;
 pub enum Family {
     /// Hopper's tensor cores through wgmma and TMA: bf16 and f16 operands.
     Wgmma,
+    /// Tensor cores through mma.sync and cp.async, from compute capability 8.0 on: bf16 and f16
+    /// operands.
+    Mma,
     /// Plain arithmetic in f32, on any device; the only one for f32 operands.
     Units,
 }
 
 impl Family {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 2] = [Self::Wgmma, Self::Units];
+    pub const ALL: [Self; 3] = [Self::Wgmma, Self::Mma, Self::Units];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Wgmma => "wgmma",
+            Self::Mma => "mma",
             Self::Units => "units",
         }
     }
@@ -29,15 +33,17 @@ impl Family {
     /// Whether it runs on this device with operands of this element type.
     fn runs(self, client: &Client, dtype: DType) -> bool {
         let half = matches!(dtype, DType::BF16 | DType::F16);
+        let features = client.features();
+        // Both are written in PTX, which CUDA C++ alone takes.
+        let tensor_cores = half && cfg!(feature = "cuda") && client.name() == "cuda";
         match self {
-            // wgmma exists on this one architecture, and in CUDA C++ only.
+            // wgmma exists on this one architecture.
             Self::Wgmma => {
-                let features = client.features();
-                half && cfg!(feature = "cuda")
-                    && client.name() == "cuda"
+                tensor_cores
                     && features.tma.contains(Tma::Base)
                     && client.properties().identity.fingerprint == "ptx_sm90"
             }
+            Self::Mma => tensor_cores && features.copy_async,
             Self::Units => true,
         }
     }

@@ -6,10 +6,16 @@
 //! stand behind the same tests.
 
 mod family;
+#[cfg(feature = "cuda")]
+mod mask;
+#[cfg(feature = "cuda")]
+mod mma;
 mod operand;
 mod product;
 #[cfg(feature = "cuda")]
 mod ptx;
+#[cfg(feature = "cuda")]
+mod schedule;
 mod splits;
 mod units;
 #[cfg(feature = "cuda")]

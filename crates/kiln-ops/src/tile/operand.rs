@@ -133,9 +133,9 @@ impl Stack {
         self.tensor = copy;
     }
 
-    /// Whether TMA reads it: lines 16 bytes aligned, at a distance of a multiple of 16 bytes.
+    /// Whether every line begins at a multiple of 16 bytes, which TMA and cp.async want.
     #[cfg(feature = "cuda")]
-    pub(crate) fn tma(&self) -> bool {
+    pub(crate) fn aligned(&self) -> bool {
         let element = self.tensor.dtype.size();
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
         let aligned = |stride: usize| stride > 0 && (stride * element).is_multiple_of(16);

@@ -2,6 +2,8 @@
 
 use super::family::{self, Family};
 use super::operand::Stack;
+#[cfg(feature = "cuda")]
+use super::schedule::BlocksLaunch;
 use super::{Epilogue, Triangles, units};
 use crate::launch;
 use burn::tensor::{DType, Shape};
@@ -63,6 +65,38 @@ impl Operands {
         })
     }
 
+    /// Whether tensor-core kernels can read the operands; copies those whose lines are not aligned.
+    #[cfg(feature = "cuda")]
+    fn align(&mut self) -> bool {
+        for stack in [&mut self.a, &mut self.b] {
+            if !stack.aligned() {
+                stack.align();
+            }
+        }
+        self.a.aligned() && self.b.aligned()
+    }
+
+    /// The sizes as tensor-core kernels take them: tiles, blocks of K of a part, parts.
+    #[cfg(feature = "cuda")]
+    pub(super) fn blocks(
+        &self,
+        [tiles_m, tiles_n]: [usize; 2],
+        depth: usize,
+        splits: usize,
+    ) -> BlocksLaunch {
+        let step = |stack: &Stack| u32::from(stack.batches > 1);
+        let stacks = if self.triangles.masked() { self.batches } else { splits };
+        BlocksLaunch::new(
+            depth as u32,
+            tiles_m as u32,
+            tiles_n as u32,
+            stacks as u32,
+            (tiles_m * tiles_n * splits * self.batches) as u32,
+            step(&self.a),
+            step(&self.b),
+        )
+    }
+
     /// The epilogue of a kernel that makes the result, or of one that makes parts of it.
     pub(super) fn epilogue(&self, parts: bool) -> Epilogue {
         Epilogue { scaled: self.alpha != 1.0 && !parts, add: self.add.is_some() && !parts }
@@ -99,9 +133,13 @@ impl Product {
         };
         let family = family::choose(self.family, &like.client, like.dtype);
         #[cfg(feature = "cuda")]
-        if family == Family::Wgmma && super::wgmma::takes(&mut operands) {
-            let out = launch::output_aligned(&like, self.op, self.name, shape, self.dtype);
-            super::wgmma::run(&operands, &out);
+        if family != Family::Units && operands.n > 1 && operands.align() {
+            let (op, name, dtype) = (self.op, self.name, self.dtype);
+            let out = launch::output_aligned(&like, op, name, shape, dtype);
+            match family {
+                Family::Wgmma => super::wgmma::run(&operands, &out),
+                _ => super::mma::run(&operands, &out),
+            }
             return out;
         }
         let out = launch::output(&like, self.op, self.name, shape, self.dtype);

@@ -59,11 +59,8 @@ impl TrilMatmulOps for CubeBackend {
         triangular: Triangular,
     ) -> FloatTensor<Self> {
         let side = |upper: bool| if upper { Triangle::Upper } else { Triangle::Lower };
-        let triangles = Triangles {
-            a: side(triangular.a_upper),
-            b: side(triangular.b_upper),
-            out_lower: true,
-        };
+        let triangles =
+            Triangles { a: side(triangular.a_upper), b: side(triangular.b_upper), out_lower: true };
         let dtype = a.dtype;
         let product = Product::new(OP, a, b, dtype);
         Product { triangles, family: triangular.family, ..product }.run()

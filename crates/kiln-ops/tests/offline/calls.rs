@@ -8,7 +8,7 @@ use kiln_ops::add_rms_norm::backend::{AddRmsNormGradOps, AddRmsNormOps};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::rms_norm::backend::{RmsNormGradOps, RmsNormOps};
 use kiln_ops::tile::{Family, force};
-use kiln_ops::tril_matmul::backend::{TrilMatmulOps, Triangular};
+use kiln_ops::tril_matmul::backend::{Triangular, TrilMatmulOps};
 
 /// A call by its name in the table.
 pub struct Call {

@@ -8,7 +8,10 @@ use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use kernel::{LinesLaunch, SizesLaunch, UnitProduct, UnitTile, units_kernel};
+#[cfg(feature = "cuda")]
+pub(super) use kernel::Lines;
+pub(super) use kernel::LinesLaunch;
+use kernel::{SizesLaunch, UnitProduct, UnitTile, units_kernel};
 
 /// Makes `out`, contiguous.
 pub(super) fn run(o: &Operands, out: &CubeTensor) {

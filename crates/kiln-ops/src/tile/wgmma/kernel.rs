@@ -6,18 +6,14 @@
 //! sums into shared memory, from where TMA stores them. The ring runs on across tiles, so that the
 //! loads of the next tile hide behind the stores of this one.
 
-use super::mask::{crossed, mask_block, mask_result};
-use super::schedule::{Blocks, place, turn};
+use crate::tile::mask::{crossed, mask_block, mask_result};
 use crate::tile::operand::Order;
 use crate::tile::ptx::*;
+use crate::tile::schedule::{Blocks, DEPTH, ROWS, place, turn};
 use crate::tile::{Epilogue, Triangles};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
-/// Rows of a tile: 64 for each of two groups of units.
-pub(crate) const ROWS: usize = 128;
-/// Depth of a stage: 128 bytes.
-pub(crate) const DEPTH: usize = 64;
 /// Two groups that multiply and a warp that loads: within 168 registers a unit.
 pub(crate) const UNITS: u32 = 288;
 /// Bytes of a chunk of 64 rows on the way out; two for each group.
@@ -131,7 +127,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     if warp == 8u32 {
         if lane == 0u32 {
             while at < blocks.total {
-                let place = place(at, &blocks, tile, product.triangles);
+                let place = place(at, &blocks, tile.group, product.triangles);
                 for k in 0..place.depth {
                     barrier_wait(empty + stage * 8, phase ^ 1);
                     let bar = full + stage * 8;
@@ -182,7 +178,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
         let s3 = chunk_address(staging, t, 3u32, product.stored);
 
         while at < blocks.total {
-            let place = place(at, &blocks, tile, product.triangles);
+            let place = place(at, &blocks, tile.group, product.triangles);
             let row0 = place.row * comptime!(ROWS as u32) + group * 64;
             let col0 = place.col * comptime!(tile.n as u32);
             let mut sums = Array::<Vector<f32, Sums>>::new(1usize);
@@ -197,9 +193,10 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                     let cols = col0 + group * 64;
                     let (a_keeps, b_keeps) =
                         comptime!((product.triangles.a_keeps(), product.triangles.b_keeps()));
-                    let along_k = comptime!((product.a == Order::Rows, product.b == Order::Columns));
-                    mask_block(&mut shared, a_at, row0, k0, t, along_k.0, a_keeps);
-                    mask_block(&mut shared, b_at, cols, k0, t, along_k.1, b_keeps);
+                    let along_k =
+                        comptime!((product.a == Order::Rows, product.b == Order::Columns));
+                    mask_block(&mut shared, a_at, row0, k0, t, 128u32, along_k.0, a_keeps);
+                    mask_block(&mut shared, b_at, cols, k0, t, 128u32, along_k.1, b_keeps);
                     let a_crossed = crossed(k0, row0, 64u32, a_keeps);
                     let b_crossed = crossed(k0, col0, comptime!(tile.n as u32), b_keeps);
                     if a_crossed || b_crossed {

@@ -1,13 +1,12 @@
 //! The launch of products on Hopper's tensor cores.
 
 mod kernel;
-mod mask;
 mod plan;
-mod schedule;
 
 use super::operand::{Order, Stack};
 use super::product::Operands;
 use super::ptx::{Half, Stored};
+use super::schedule::{DEPTH, ROWS};
 use super::splits;
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -15,22 +14,8 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};
-use kernel::{DEPTH, ROWS, UNITS, WgmmaProduct, wgmma_kernel};
+use kernel::{UNITS, WgmmaProduct, wgmma_kernel};
 use plan::Plan;
-use schedule::BlocksLaunch;
-
-/// Whether these operands can run here; copies those that TMA does not read.
-pub(super) fn takes(o: &mut Operands) -> bool {
-    if o.n == 1 {
-        return false;
-    }
-    for stack in [&mut o.a, &mut o.b] {
-        if !stack.tma() {
-            stack.align();
-        }
-    }
-    o.a.tma() && o.b.tma()
-}
 
 /// Matrices `[batches, lines, along]` in boxes of 128 bytes by `lines`.
 fn map(
@@ -80,17 +65,13 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
         true => splits::workspace(out, o.op, splits * o.batches * o.m, o.n, pitch),
         false => out.clone(),
     };
-    let half = |dtype| match dtype {
-        DType::BF16 => Half::Bf16,
-        _ => Half::F16,
-    };
     let stored = match target.dtype {
         DType::F32 => Stored::F32,
-        dtype => Stored::Half(half(dtype)),
+        dtype => Stored::Half(Half::of(dtype)),
     };
     let epilogue = o.epilogue(split);
     let (a, b) = (o.a.order, o.b.order);
-    let (half, triangles) = (half(o.a.tensor.dtype), o.triangles);
+    let (half, triangles) = (Half::of(o.a.tensor.dtype), o.triangles);
     let product = WgmmaProduct { tile, half, a, b, stored, epilogue, triangles };
     let [add_batch, add_row, add_col] = o.add_strides();
     let add = o.add.as_ref().filter(|_| epilogue.add).map(|(add, _)| add.tensor.clone());
@@ -99,7 +80,6 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
     let (tiles_m, tiles_n) = (o.m.div_ceil(ROWS), o.n.div_ceil(tile.n));
     let total = tiles_m * tiles_n * splits * o.batches;
     let cubes = total.min(launch::multiprocessors(client));
-    let step = |stack: &Stack| u32::from(stack.batches > 1);
     // SAFETY: TMA keeps to the shapes of its maps, C is read inside M and N only.
     unsafe {
         wgmma_kernel::launch_unchecked(
@@ -116,15 +96,7 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
             add_col,
             o.m as u32,
             o.n as u32,
-            BlocksLaunch::new(
-                depth as u32,
-                tiles_m as u32,
-                tiles_n as u32,
-                if triangles.masked() { o.batches } else { splits } as u32,
-                total as u32,
-                step(&o.a),
-                step(&o.b),
-            ),
+            o.blocks([tiles_m, tiles_n], depth, splits),
             o.alpha as f32,
             o.beta() as f32,
             product,

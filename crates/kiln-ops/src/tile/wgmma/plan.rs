@@ -1,7 +1,8 @@
 //! Which tile a product gets, and in how many parts of K.
 
-use super::kernel::{DEPTH, ROWS, WgmmaTile};
+use super::kernel::WgmmaTile;
 use crate::tile::product::Operands;
+use crate::tile::schedule::{DEPTH, ROWS};
 
 /// The settings of a launch.
 pub(super) struct Plan {

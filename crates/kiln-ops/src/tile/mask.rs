@@ -1,6 +1,6 @@
 //! Triangles: what is outside is replaced by zeros in shared memory, before wgmma reads it.
 
-use crate::tile::Keep;
+use super::Keep;
 use cubecl::prelude::*;
 
 /// Whether a block of 64 of K, from `k0`, has elements to mask for positions `e0 .. e0 + extent` along
@@ -16,8 +16,8 @@ pub(super) fn crossed(k0: u32, e0: u32, extent: u32, #[comptime] keep: Keep) -> 
     }
 }
 
-/// Masks 64 positions from `e0` of a block of 64 of K from `k0`, by 128 units: 8 KiB of halves at byte
-/// `at`, in lines of 128 swizzled bytes along K or along the positions.
+/// Masks 64 positions from `e0` of a block of 64 of K from `k0`, by `units` units: 8 KiB of halves at
+/// byte `at`, in lines of 128 swizzled bytes along K or along the positions.
 #[cube]
 pub(super) fn mask_block(
     shared: &mut Shared<[u32]>,
@@ -25,13 +25,14 @@ pub(super) fn mask_block(
     e0: u32,
     k0: u32,
     unit: u32,
+    #[comptime] units: u32,
     #[comptime] along_k: bool,
     #[comptime] keep: Keep,
 ) {
     if comptime!(keep != Keep::All) && crossed(k0, e0, 64u32, keep) {
         #[unroll]
-        for i in 0..16u32 {
-            let word = unit + comptime!(i * 128);
+        for i in 0..comptime!(2048 / units) {
+            let word = unit + comptime!(i * units);
             let (line, inside) = (word / 32, word % 32);
             let along = ((inside / 4) ^ (line % 8)) * 8 + inside % 4 * 2;
             let mut mask = 0u32;

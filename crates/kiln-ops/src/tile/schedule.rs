@@ -1,8 +1,12 @@
 //! Which tile a cube makes when, and over which blocks of K.
 
-use super::kernel::{DEPTH, ROWS, WgmmaTile};
-use crate::tile::{Triangle, Triangles};
+use super::{Triangle, Triangles};
 use cubecl::prelude::*;
+
+/// Rows of a tile.
+pub(super) const ROWS: usize = 128;
+/// Depth of a block of K: 128 bytes of halves.
+pub(super) const DEPTH: usize = 64;
 
 /// Sizes of a product, in blocks.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -51,13 +55,13 @@ pub(super) fn turn(round: u32, #[comptime] triangles: Triangles) -> u32 {
 pub(super) fn place(
     tile: u32,
     blocks: &Blocks,
-    #[comptime] size: WgmmaTile,
+    #[comptime] group: u32,
     #[comptime] triangles: Triangles,
 ) -> Place {
     if comptime!(triangles.masked()) {
         triangle(tile, blocks, triangles)
     } else {
-        rectangle(tile, blocks, size.group)
+        rectangle(tile, blocks, group)
     }
 }
 
@@ -81,6 +85,42 @@ fn rectangle(tile: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
     }
 }
 
+/// The row and the place in it of number `at` of a triangle, whose row g has g + 1 places.
+#[cube]
+fn row_of_triangle(at: u32) -> (u32, u32) {
+    // The root is right to one.
+    let mut g = u32::cast_from((f32::sqrt(8.0 * f32::cast_from(at) + 1.0) - 1.0) * 0.5);
+    if g * (g + 1) / 2 > at {
+        g -= 1;
+    }
+    if (g + 1) * (g + 2) / 2 <= at {
+        g += 1;
+    }
+    (g, at - g * (g + 1) / 2)
+}
+
+/// Rows of a band.
+const BAND: u32 = 8;
+
+/// Number `at` of a triangle of `size` rows, row `g` if counted by rows, counted instead in bands of
+/// rows, column by column.
+#[cube]
+fn band(at: u32, g: u32, size: u32) -> (u32, u32) {
+    let first = g / BAND * BAND;
+    let height = min(size - first, BAND);
+    let inside = at - first * (first + 1) / 2;
+    let full = (first + 1) * height;
+    let mut row = first + inside % height;
+    let mut col = inside / height;
+    if inside >= full {
+        // Beyond the columns that all rows have: a triangle that ends in one place, from its end.
+        let (q, p) = row_of_triangle(height * (height - 1) / 2 - 1 - (inside - full));
+        col = first + height - 1 - q;
+        row = col + q - p;
+    }
+    (row, col)
+}
+
 /// Square tiles: those on and below the diagonal by decreasing length of their sums, all products of
 /// a stack together; then those above it, which are only filled with zeros.
 #[cube]
@@ -91,21 +131,20 @@ fn triangle(tile: u32, blocks: &Blocks, #[comptime] triangles: Triangles) -> Pla
     let lower = size * (size + 1) / 2;
     let below = rank < lower;
     let at = if below { rank } else { rank - lower };
-    // Row g of a triangle has g + 1 places; the root is right to one.
-    let mut g = u32::cast_from((f32::sqrt(8.0 * f32::cast_from(at) + 1.0) - 1.0) * 0.5);
-    if g * (g + 1) / 2 > at {
-        g -= 1;
-    }
-    if (g + 1) * (g + 2) / 2 <= at {
-        g += 1;
-    }
-    let i = at - g * (g + 1) / 2;
+    let (mut g, mut i) = row_of_triangle(at);
     // Sums of lower · lower have row - col + 1 blocks, of lower · upper col + 1, of upper · lower
     // those from row on.
     let mut row = g;
     let mut col = i;
     if comptime!(triangles.a == Triangle::Lower && triangles.b == Triangle::Lower) {
+        // Tiles of one length lie on a diagonal and share nothing: bands of diagonals instead.
+        if below {
+            let banded = band(at, g, size);
+            g = banded.0;
+            i = banded.1;
+        }
         row = i + size - 1 - g;
+        col = i;
     }
     if comptime!(triangles.a == Triangle::Lower && triangles.b == Triangle::Upper) {
         row = i + size - 1 - g;
