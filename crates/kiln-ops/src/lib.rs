@@ -54,7 +54,7 @@ pub mod prelude {
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
-    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope};
+    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk};
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
 }
