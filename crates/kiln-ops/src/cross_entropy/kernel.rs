@@ -1,0 +1,436 @@
+//! Cross-entropy kernels: the loss in one pass over the logits, their gradient in another.
+//!
+//! Forward: a group of units walks over a row. Each unit keeps the largest logit so far and the sum of
+//! exponentials relative to it, and scales the sum when a larger logit comes; one extra exponential
+//! for a whole group of vectors. The row's loss and log-sum-exp are left in f32, and a second kernel
+//! of one cube adds the losses and counts the targets, in a fixed order. Backward: elementwise, with
+//! the log-sum-exp of the row. Rows that are ignored are not read.
+
+use super::CrossEntropyOptions;
+use super::exponential::{exponential, factor, unit_of_shifts};
+use crate::launch::{self, Rows};
+use crate::reduce::{RowPlan, RowUnits, row_max, row_sums, vector_max, vector_sum};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Vectors that a unit loads before it uses the first. By arithmetic, not by a sweep: some 1200
+/// units of a multiprocessor with four vectors have about 80 KB in flight.
+const CHUNKS: usize = 4;
+/// Most units of a row: several cubes share a multiprocessor, and while one adds up the others read.
+const UNITS: usize = 256;
+
+/// What is fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    row: RowUnits,
+    /// Exponentials by `ex2.approx`.
+    ptx: bool,
+    /// Labels are smoothed: the forward needs the mean logit.
+    smoothing: bool,
+}
+
+impl Plan {
+    fn new(client: &Client, vectors: usize, options: &CrossEntropyOptions) -> Self {
+        let chunks = CHUNKS.max(vectors.div_ceil(UNITS));
+        Self {
+            row: RowPlan::new(client, vectors, chunks, 0, |_| 128).row,
+            ptx: client.name() == "cuda",
+            smoothing: options.label_smoothing > 0.0,
+        }
+    }
+
+    fn cubes(&self, rows: usize) -> usize {
+        rows.div_ceil(self.row.rows as usize)
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.row.units, self.row.rows)
+    }
+}
+
+/// Takes a group of vectors of a row into the running maximum and sums of a unit.
+#[cube]
+fn take<E: Float, N: Size>(
+    held: &Array<Vector<E, N>>,
+    shift: &mut f32,
+    sum: &mut Vector<f32, N>,
+    total: &mut Vector<f32, N>,
+    #[comptime] count: usize,
+    #[comptime] plan: Plan,
+) {
+    let mut top = Vector::<f32, N>::cast_from(held[0]);
+    #[unroll]
+    for c in 1..count {
+        top = max(top, Vector::<f32, N>::cast_from(held[c]));
+    }
+    let peak = vector_max::<N>(top) * unit_of_shifts(plan.ptx);
+    let mut exponentials = *sum;
+    let mut logits = *total;
+    if peak > *shift {
+        exponentials *= Vector::new(factor(*shift - peak, plan.ptx));
+        *shift = peak;
+    }
+    let shift = *shift;
+    #[unroll]
+    for c in 0..count {
+        let x = Vector::<f32, N>::cast_from(held[c]);
+        exponentials += exponential::<N>(x, shift, plan.ptx);
+        if comptime!(plan.smoothing) {
+            logits += x;
+        }
+    }
+    *sum = exponentials;
+    *total = logits;
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward_kernel<E: Float, I: Int, N: Size>(
+    logits: &[Vector<E, N>],
+    targets: &[I],
+    losses: &mut [f32],
+    lse: &mut [f32],
+    rows: usize,
+    vectors: usize,
+    stride: usize,
+    ignore_index: InputScalar,
+    classes: InputScalar,
+    not_a_number: f32,
+    label_smoothing: f32,
+    z_loss: f32,
+    #[comptime] plan: Plan,
+    #[define(E, I)] _dtypes: [ElemType; 2],
+) {
+    let units = comptime!(plan.row.units as usize);
+    let unit = UNIT_POS_X as usize;
+    let at = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
+    // Rows past the end compute the last one again and write nothing: all units meet the barriers.
+    let row = min(at, rows - 1);
+    let target = targets[row];
+    let counts = target != ignore_index.get::<I>();
+    let valid = target >= I::new(0) && target < classes.get::<I>();
+    let size = N::value();
+    let base = row * stride;
+
+    // The lowest finite number: from −∞ a difference of maxima would be NaN.
+    let mut shift = f32::new(-3.0e38);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    let mut total = Vector::<f32, N>::new(0.0f32);
+    let mut chosen = 0.0f32;
+    if counts {
+        if unit == 0 && valid {
+            let class = usize::cast_from(target);
+            let vector = Vector::<f32, N>::cast_from(logits[base + class / size]);
+            #[unroll]
+            for i in 0..size {
+                if class % size == i {
+                    chosen = vector.extract(i);
+                }
+            }
+        }
+        let mut held = Array::<Vector<E, N>>::new(comptime!(CHUNKS));
+        let span = units * comptime!(CHUNKS);
+        let groups = vectors / span;
+        for group in 0..groups {
+            let first = base + group * span + unit;
+            #[unroll]
+            for c in 0..comptime!(CHUNKS) {
+                held[c] = logits[first + c * units];
+            }
+            take::<E, N>(&held, &mut shift, &mut sum, &mut total, comptime!(CHUNKS), plan);
+        }
+        for i in range_stepped(groups * span + unit, vectors, units) {
+            held[0] = logits[base + i];
+            take::<E, N>(&held, &mut shift, &mut sum, &mut total, 1usize, plan);
+        }
+    }
+
+    let part = comptime!(plan.row.shared());
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(3 * plan.row.shared()));
+    let largest = row_max(shift, &mut shared[0..part], plan.row);
+    let mut sums = Array::<f32>::new(2usize);
+    sums[0] = vector_sum::<N>(sum) * factor(shift - largest, plan.ptx);
+    sums[1] = vector_sum::<N>(total);
+    let count = comptime!(if plan.smoothing { 2usize } else { 1usize });
+    row_sums(&mut sums, &mut shared[part..3 * part], count, plan.row);
+
+    if unit == 0 && at < rows {
+        let mut loss = 0.0f32;
+        let mut log_sum_exp = 0.0f32;
+        if counts {
+            let e = unit_of_shifts(plan.ptx);
+            let log = f32::ln(sums[0]);
+            log_sum_exp = largest / e + log;
+            // Relative to the largest logit, so that a common offset of all does not cancel.
+            loss = log - fma(chosen, e, -largest) / e;
+            if comptime!(plan.smoothing) {
+                let width = f32::cast_from((vectors * size) as u32);
+                let mean = log - (sums[1] / width - largest / e);
+                loss += label_smoothing * (mean - loss);
+            }
+            // The square may overflow where it does not count.
+            if z_loss > 0.0f32 {
+                loss += z_loss * log_sum_exp * log_sum_exp;
+            }
+            if !valid {
+                loss = not_a_number;
+                log_sum_exp = not_a_number;
+            }
+        }
+        losses[row] = loss;
+        lse[row] = log_sum_exp;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn mean_kernel<I: Int>(
+    losses: &[f32],
+    targets: &[I],
+    loss: &mut [f32],
+    scale: &mut [f32],
+    rows: usize,
+    ignore_index: InputScalar,
+    #[comptime] row: RowUnits,
+    #[define(I)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(2 * row.shared()));
+    let mut sums = Array::<f32>::new(2usize);
+    sums[0] = 0.0f32;
+    sums[1] = 0.0f32;
+    for i in range_stepped(UNIT_POS_X as usize, rows, comptime!(row.units as usize)) {
+        sums[0] += losses[i];
+        if targets[i] != ignore_index.get::<I>() {
+            sums[1] += 1.0f32;
+        }
+    }
+    row_sums(&mut sums, &mut shared, 2usize, row);
+    if CUBE_POS == 0 && UNIT_POS == 0 {
+        let count = max(sums[1], f32::new(1.0));
+        loss[0] = sums[0] / count;
+        scale[0] = 1.0f32 / count;
+    }
+}
+
+/// What the backward needs to know of a row.
+#[derive(CubeType)]
+struct RowState {
+    /// The log-sum-exp as a shift.
+    shift: f32,
+    /// Factor of the softmax.
+    softmax: f32,
+    /// What smoothing takes from every class.
+    every: f32,
+    /// What the target takes from its class.
+    target: f32,
+    /// Vector of the target, and its place there.
+    vector: usize,
+    place: usize,
+}
+
+#[cube]
+fn gradient<E: Float, N: Size>(
+    x: Vector<E, N>,
+    i: usize,
+    row: &RowState,
+    #[comptime] plan: Plan,
+) -> Vector<E, N> {
+    let p = exponential::<N>(Vector::cast_from(x), row.shift, plan.ptx);
+    let mut d = p * Vector::new(row.softmax) - Vector::new(row.every);
+    if i == row.vector {
+        #[unroll]
+        for k in 0..N::value() {
+            if k == row.place {
+                d.insert(k, d.extract(k) - row.target);
+            }
+        }
+    }
+    Vector::cast_from(d)
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<E: Float, I: Int, N: Size>(
+    logits: &[Vector<E, N>],
+    targets: &[I],
+    lse: &[f32],
+    dloss: &[f32],
+    scale: &[f32],
+    dlogits: &mut [Vector<E, N>],
+    rows: usize,
+    vectors: usize,
+    stride: usize,
+    ignore_index: InputScalar,
+    classes: InputScalar,
+    label_smoothing: f32,
+    z_loss: f32,
+    #[comptime] plan: Plan,
+    #[define(E, I)] _dtypes: [ElemType; 2],
+) {
+    let units = comptime!(plan.row.units as usize);
+    let unit = UNIT_POS_X as usize;
+    let row = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
+    if row < rows {
+        let target = targets[row];
+        let base = row * stride;
+        let out = row * vectors;
+        let size = N::value();
+        if target != ignore_index.get::<I>() {
+            let factor = dloss[0] * scale[0];
+            let width = f32::cast_from((vectors * size) as u32);
+            let log_sum_exp = lse[row];
+            let mut state = RowState {
+                shift: log_sum_exp * unit_of_shifts(plan.ptx),
+                softmax: factor * (1.0f32 + 2.0f32 * z_loss * log_sum_exp),
+                every: factor * label_smoothing / width,
+                target: factor * (1.0f32 - label_smoothing),
+                vector: vectors,
+                place: 0usize,
+            };
+            if target >= I::new(0) && target < classes.get::<I>() {
+                let class = usize::cast_from(target);
+                state.vector = class / size;
+                state.place = class % size;
+            }
+            let mut held = Array::<Vector<E, N>>::new(comptime!(CHUNKS));
+            let span = units * comptime!(CHUNKS);
+            let groups = vectors / span;
+            for group in 0..groups {
+                let first = group * span + unit;
+                #[unroll]
+                for c in 0..comptime!(CHUNKS) {
+                    held[c] = logits[base + first + c * units];
+                }
+                #[unroll]
+                for c in 0..comptime!(CHUNKS) {
+                    let i = first + c * units;
+                    dlogits[out + i] = gradient::<E, N>(held[c], i, &state, plan);
+                }
+            }
+            for i in range_stepped(groups * span + unit, vectors, units) {
+                dlogits[out + i] = gradient::<E, N>(logits[base + i], i, &state, plan);
+            }
+        } else {
+            // Whatever stands in the row, infinities included.
+            for i in range_stepped(unit, vectors, units) {
+                dlogits[out + i] = Vector::new(E::new(0.0));
+            }
+        }
+    }
+}
+
+/// A number as a scalar of the targets' type; one beyond it becomes its nearest, which no target
+/// that was checked has.
+fn scalar(value: i64, dtype: DType) -> InputScalar {
+    let value = match dtype {
+        DType::I32 => value.clamp(i32::MIN.into(), i32::MAX.into()),
+        _ => value,
+    };
+    InputScalar::new(value, dtype_to_elem_type(dtype))
+}
+
+/// The loss, and what the backward needs: the log-sum-exp of each row and one over the number of
+/// targets that count, all in f32.
+pub(crate) fn forward(
+    op: &'static str,
+    logits: CubeTensor,
+    targets: CubeTensor,
+    options: &CrossEntropyOptions,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let output = |name: &'static str, size: usize| {
+        launch::output(&logits, op, name, Shape::new([size]), DType::F32)
+    };
+    let rows = logits.meta.shape()[0];
+    let (loss, lse, scale) = (output("loss", 1), output("lse", rows), output("scale", 1));
+    let losses = output("losses of the rows", rows);
+    let (logits, targets) = (Rows::new(logits), Rows::new(targets));
+    let client = logits.tensor.client.clone();
+    let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
+    let size = launch::vector_size(&client, dtypes[0], &[&logits]);
+    let vectors = logits.width / size;
+    let plan = Plan::new(&client, vectors, options);
+    let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
+    // SAFETY: every index is below rows · stride of the logits or below rows; a target is checked
+    // against the classes before it becomes an index.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            &client,
+            launch::grid(&client, plan.cubes(rows)),
+            plan.cube_dim(),
+            launch::address_type(&[&logits.tensor]),
+            size,
+            logits.tensor.into_buffer_arg(),
+            targets.tensor.clone().into_buffer_arg(),
+            losses.clone().into_buffer_arg(),
+            lse.clone().into_buffer_arg(),
+            rows,
+            vectors,
+            logits.stride / size,
+            scalar(options.ignore_index, dtypes[1]),
+            scalar(logits.width as i64, dtypes[1]),
+            f32::NAN,
+            options.label_smoothing as f32,
+            options.z_loss as f32,
+            plan,
+            dtypes.map(dtype_to_elem_type),
+        );
+        mean_kernel::launch_unchecked(
+            &client,
+            launch::grid(&client, 1),
+            CubeDim::new_1d(sums.units),
+            losses.into_buffer_arg(),
+            targets.tensor.into_buffer_arg(),
+            loss.clone().into_buffer_arg(),
+            scale.clone().into_buffer_arg(),
+            rows,
+            scalar(options.ignore_index, dtypes[1]),
+            sums,
+            dtype_to_elem_type(dtypes[1]),
+        );
+    }
+    (loss, lse, scale)
+}
+
+/// The gradient of the logits, contiguous.
+pub(crate) fn backward(
+    op: &'static str,
+    dloss: CubeTensor,
+    logits: CubeTensor,
+    targets: CubeTensor,
+    [lse, scale]: [CubeTensor; 2],
+    options: &CrossEntropyOptions,
+) -> CubeTensor {
+    let dlogits =
+        launch::output(&logits, op, "grad.logits", logits.meta.shape().clone(), logits.dtype);
+    let (logits, targets) = (Rows::new(logits), Rows::new(targets));
+    let client = logits.tensor.client.clone();
+    let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
+    let size = launch::vector_size(&client, dtypes[0], &[&logits]);
+    let vectors = logits.width / size;
+    let plan = Plan::new(&client, vectors, options);
+    // SAFETY: as forward; rows of dlogits are `vectors` apart.
+    unsafe {
+        backward_kernel::launch_unchecked(
+            &client,
+            launch::grid(&client, plan.cubes(logits.rows)),
+            plan.cube_dim(),
+            launch::address_type(&[&logits.tensor, &dlogits]),
+            size,
+            logits.tensor.into_buffer_arg(),
+            targets.tensor.into_buffer_arg(),
+            lse.into_buffer_arg(),
+            dloss.into_buffer_arg(),
+            scale.into_buffer_arg(),
+            dlogits.clone().into_buffer_arg(),
+            logits.rows,
+            vectors,
+            logits.stride / size,
+            scalar(options.ignore_index, dtypes[1]),
+            scalar(logits.width as i64, dtypes[1]),
+            options.label_smoothing as f32,
+            options.z_loss as f32,
+            plan,
+            dtypes.map(dtype_to_elem_type),
+        );
+    }
+    dlogits
+}
