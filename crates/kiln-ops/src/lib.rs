@@ -26,6 +26,8 @@ mod check;
 pub mod device;
 mod error;
 #[cfg(feature = "cube")]
+pub(crate) mod exponential;
+#[cfg(feature = "cube")]
 pub mod launch;
 #[cfg(feature = "oracle")]
 pub mod oracle;

@@ -7,7 +7,7 @@
 //! the log-sum-exp of the row. Rows that are ignored are not read.
 
 use super::CrossEntropyOptions;
-use super::exponential::{exponential, factor, unit_of_shifts};
+use crate::exponential::{exponential, factor, has_ptx, unit_of_shifts};
 use crate::launch::{self, Rows};
 use crate::reduce::{RowPlan, RowUnits, row_max, row_sums, vector_max, vector_sum};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -15,9 +15,13 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Vectors that a unit loads before it uses the first. By arithmetic, not by a sweep: some 1200
-/// units of a multiprocessor with four vectors have about 80 KB in flight.
-const CHUNKS: usize = 4;
+/// Bytes that a unit loads before it uses the first. By arithmetic, not by a sweep: with the 64
+/// registers that ptxas gives the forward, 1024 units of a multiprocessor have 64 KB in flight.
+const BYTES: usize = 64;
+/// Most loads for them, where an odd vocabulary leaves no vectors.
+const LOADS: usize = 16;
+/// Losses that a unit of the mean loads before it adds the first.
+const LOSSES: usize = 8;
 /// Most units of a row: several cubes share a multiprocessor, and while one adds up the others read.
 const UNITS: usize = 256;
 
@@ -25,6 +29,8 @@ const UNITS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     row: RowUnits,
+    /// Vectors that a unit loads before it uses the first.
+    chunks: usize,
     /// Exponentials by `ex2.approx`.
     ptx: bool,
     /// Labels are smoothed: the forward needs the mean logit.
@@ -32,11 +38,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(client: &Client, vectors: usize, options: &CrossEntropyOptions) -> Self {
-        let chunks = CHUNKS.max(vectors.div_ceil(UNITS));
+    /// For rows of `vectors` vectors of `bytes` bytes.
+    fn new(client: &Client, vectors: usize, bytes: usize, options: &CrossEntropyOptions) -> Self {
+        let chunks = (BYTES / bytes).min(LOADS);
+        let share = chunks.max(vectors.div_ceil(UNITS));
         Self {
-            row: RowPlan::new(client, vectors, chunks, 0, |_| 128).row,
-            ptx: client.name() == "cuda",
+            row: RowPlan::new(client, vectors, share, 0, |_| 128).row,
+            chunks,
+            ptx: has_ptx(client),
             smoothing: options.label_smoothing > 0.0,
         }
     }
@@ -129,16 +138,16 @@ fn forward_kernel<E: Float, I: Int, N: Size>(
                 }
             }
         }
-        let mut held = Array::<Vector<E, N>>::new(comptime!(CHUNKS));
-        let span = units * comptime!(CHUNKS);
+        let mut held = Array::<Vector<E, N>>::new(comptime!(plan.chunks));
+        let span = units * comptime!(plan.chunks);
         let groups = vectors / span;
         for group in 0..groups {
             let first = base + group * span + unit;
             #[unroll]
-            for c in 0..comptime!(CHUNKS) {
+            for c in 0..comptime!(plan.chunks) {
                 held[c] = logits[first + c * units];
             }
-            take::<E, N>(&held, &mut shift, &mut sum, &mut total, comptime!(CHUNKS), plan);
+            take::<E, N>(&held, &mut shift, &mut sum, &mut total, comptime!(plan.chunks), plan);
         }
         for i in range_stepped(groups * span + unit, vectors, units) {
             held[0] = logits[base + i];
@@ -198,9 +207,30 @@ fn mean_kernel<I: Int>(
     let mut sums = Array::<f32>::new(2usize);
     sums[0] = 0.0f32;
     sums[1] = 0.0f32;
-    for i in range_stepped(UNIT_POS_X as usize, rows, comptime!(row.units as usize)) {
+    let units = comptime!(row.units as usize);
+    let unit = UNIT_POS_X as usize;
+    let ignored = ignore_index.get::<I>();
+    let mut held = Array::<f32>::new(comptime!(LOSSES));
+    let mut held_targets = Array::<I>::new(comptime!(LOSSES));
+    let span = units * comptime!(LOSSES);
+    let groups = rows / span;
+    for group in 0..groups {
+        #[unroll]
+        for c in 0..comptime!(LOSSES) {
+            held[c] = losses[group * span + c * units + unit];
+            held_targets[c] = targets[group * span + c * units + unit];
+        }
+        #[unroll]
+        for c in 0..comptime!(LOSSES) {
+            sums[0] += held[c];
+            if held_targets[c] != ignored {
+                sums[1] += 1.0f32;
+            }
+        }
+    }
+    for i in range_stepped(groups * span + unit, rows, units) {
         sums[0] += losses[i];
-        if targets[i] != ignore_index.get::<I>() {
+        if targets[i] != ignored {
             sums[1] += 1.0f32;
         }
     }
@@ -291,17 +321,17 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
                 state.vector = class / size;
                 state.place = class % size;
             }
-            let mut held = Array::<Vector<E, N>>::new(comptime!(CHUNKS));
-            let span = units * comptime!(CHUNKS);
+            let mut held = Array::<Vector<E, N>>::new(comptime!(plan.chunks));
+            let span = units * comptime!(plan.chunks);
             let groups = vectors / span;
             for group in 0..groups {
                 let first = group * span + unit;
                 #[unroll]
-                for c in 0..comptime!(CHUNKS) {
+                for c in 0..comptime!(plan.chunks) {
                     held[c] = logits[base + first + c * units];
                 }
                 #[unroll]
-                for c in 0..comptime!(CHUNKS) {
+                for c in 0..comptime!(plan.chunks) {
                     let i = first + c * units;
                     dlogits[out + i] = gradient::<E, N>(held[c], i, &state, plan);
                 }
@@ -347,7 +377,7 @@ pub(crate) fn forward(
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
     let size = launch::vector_size(&client, dtypes[0], &[&logits]);
     let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, options);
+    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), options);
     let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
     // SAFETY: every index is below rows · stride of the logits or below rows; a target is checked
     // against the classes before it becomes an index.
@@ -406,7 +436,7 @@ pub(crate) fn backward(
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
     let size = launch::vector_size(&client, dtypes[0], &[&logits]);
     let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, options);
+    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), options);
     // SAFETY: as forward; rows of dlogits are `vectors` apart.
     unsafe {
         backward_kernel::launch_unchecked(

@@ -16,8 +16,6 @@
 #[cfg(feature = "cube")]
 pub mod backend;
 #[cfg(feature = "cube")]
-mod exponential;
-#[cfg(feature = "cube")]
 pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;

@@ -14,8 +14,8 @@ use cubecl::prelude::*;
 
 /// Units of a cube.
 const UNITS: usize = 256;
-/// Heads of a unit. By arithmetic, not by a sweep: some 768 units of a multiprocessor, each with
-/// two vectors of four heads, have about 96 KB in flight.
+/// Heads of a unit. By arithmetic, not by a sweep: with the 64 to 73 registers that ptxas gives the
+/// kernel, 768 units of a multiprocessor have two vectors of four heads in flight: 96 KB.
 const HEADS: usize = 4;
 
 /// What a launch does, fixed when the kernel is compiled.
@@ -93,11 +93,10 @@ fn turn<E: Float, N: Size>(
     let mut b_held = Array::<Vector<E, N>>::new(comptime!(plan.heads));
     #[unroll]
     for c in 0..comptime!(plan.heads) {
-        let h = head + c;
-        if h < heads {
-            a_held[c] = x[x_at + h * x_head + first];
-            b_held[c] = x[x_at + h * x_head + second];
-        }
+        // Past the last head that one again: a load under a condition would cost registers.
+        let h = min(head + c, heads - 1);
+        a_held[c] = x[x_at + h * x_head + first];
+        b_held[c] = x[x_at + h * x_head + second];
     }
     #[unroll]
     for c in 0..comptime!(plan.heads) {

@@ -1,9 +1,11 @@
 //! SwiGLU kernels: elementwise, so a unit loads vectors of 16 bytes, computes and stores.
 //!
 //! Neighbouring units take neighbouring vectors, and every load of a unit is issued before the
-//! first of them is used. gate and up may be rows of wider tensors: only then is a vector's row
+//! first of them is used. Units past the end load the last vector again and write nothing: a load
+//! under a condition would cost registers. gate and up may be rows of wider tensors: only then is a vector's row
 //! computed, by one division.
 
+use crate::exponential::{has_ptx, sigmoid};
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
@@ -12,8 +14,9 @@ use cubecl::prelude::*;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
-/// Vectors of each tensor for a unit. By arithmetic, not by a sweep: some 1500 units of a
-/// multiprocessor with two tensors of two vectors, or three of one, have 70 to 100 KB in flight.
+/// Vectors of each tensor for a unit. By arithmetic, not by a sweep: with the 32 registers that
+/// ptxas gives both kernels, 2048 units of a multiprocessor have two vectors of two tensors, or one
+/// of three, in flight: 128 and 96 KB.
 const FORWARD_CHUNKS: usize = 2;
 /// As forward, with three tensors.
 const BACKWARD_CHUNKS: usize = 1;
@@ -35,24 +38,19 @@ struct Plan {
     chunks: usize,
     /// Whether the tensors are rows at distances of their own.
     strided: bool,
+    /// Sigmoids in PTX.
+    ptx: bool,
 }
 
 impl Plan {
     fn new(client: &Client, chunks: usize, strided: bool) -> Self {
         let units = UNITS.min(client.properties().hardware.max_units_per_cube);
-        Self { units, chunks, strided }
+        Self { units, chunks, strided, ptx: has_ptx(client) }
     }
 
     fn cubes(&self, vectors: usize) -> usize {
         vectors.div_ceil(self.units as usize * self.chunks)
     }
-}
-
-/// 1 / (1 + e^-g). Where e^-g overflows the quotient is 0, as it should be.
-#[cube]
-fn sigmoid<N: Size>(g: Vector<f32, N>) -> Vector<f32, N> {
-    let one = Vector::<f32, N>::new(1.0f32);
-    one / (one + Vector::exp(-g))
 }
 
 /// Where vector `i` of the output stands in a tensor whose rows are `stride` vectors apart.
@@ -84,11 +82,9 @@ fn forward_kernel<E: Float, N: Size>(
     let mut u_held = Array::<Vector<E, N>>::new(comptime!(plan.chunks));
     #[unroll]
     for c in 0..comptime!(plan.chunks) {
-        let i = first + c * units;
-        if i < vectors {
-            g_held[c] = gate[place(i, width, gate_stride, plan.strided)];
-            u_held[c] = up[place(i, width, up_stride, plan.strided)];
-        }
+        let i = min(first + c * units, vectors - 1);
+        g_held[c] = gate[place(i, width, gate_stride, plan.strided)];
+        u_held[c] = up[place(i, width, up_stride, plan.strided)];
     }
     #[unroll]
     for c in 0..comptime!(plan.chunks) {
@@ -96,7 +92,7 @@ fn forward_kernel<E: Float, N: Size>(
         if i < vectors {
             let g = Vector::<f32, N>::cast_from(g_held[c]);
             let u = Vector::<f32, N>::cast_from(u_held[c]);
-            y[i] = Vector::cast_from(g * sigmoid::<N>(g) * u);
+            y[i] = Vector::cast_from(g * sigmoid::<N>(g, plan.ptx) * u);
         }
     }
 }
@@ -124,13 +120,11 @@ fn backward_kernel<E: Float, N: Size>(
     let mut u_held = Array::<Vector<E, N>>::new(comptime!(plan.chunks));
     #[unroll]
     for c in 0..comptime!(plan.chunks) {
-        let i = first + c * units;
-        if i < vectors {
-            d_held[c] = dy[place(i, width, dy_stride, plan.strided)];
-            g_held[c] = gate[place(i, width, gate_stride, plan.strided)];
-            if comptime!(wanted.gate) {
-                u_held[c] = up[place(i, width, up_stride, plan.strided)];
-            }
+        let i = min(first + c * units, vectors - 1);
+        d_held[c] = dy[place(i, width, dy_stride, plan.strided)];
+        g_held[c] = gate[place(i, width, gate_stride, plan.strided)];
+        if comptime!(wanted.gate) {
+            u_held[c] = up[place(i, width, up_stride, plan.strided)];
         }
     }
     #[unroll]
@@ -139,7 +133,7 @@ fn backward_kernel<E: Float, N: Size>(
         if i < vectors {
             let d = Vector::<f32, N>::cast_from(d_held[c]);
             let g = Vector::<f32, N>::cast_from(g_held[c]);
-            let s = sigmoid::<N>(g);
+            let s = sigmoid::<N>(g, plan.ptx);
             if comptime!(wanted.gate) {
                 let u = Vector::<f32, N>::cast_from(u_held[c]);
                 let one = Vector::<f32, N>::new(1.0f32);
