@@ -1,6 +1,6 @@
 //! Cross-entropy as a Burn operation: dispatch, fusion and autodiff.
 
-use super::{CrossEntropyOptions, OP, kernel};
+use super::{CrossEntropyOptions, OP, gradient, kernel};
 use burn::backend::autodiff::{
     NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -90,7 +90,7 @@ impl CrossEntropyPassOps for CubeBackend {
         scale: FloatTensor<Self>,
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self> {
-        kernel::backward(OP, dloss, logits, targets, [lse, scale], &options)
+        gradient::backward(OP, dloss, logits, targets, [lse, scale], &options)
     }
 }
 

@@ -1,10 +1,10 @@
-//! Cross-entropy kernels: the loss in one pass over the logits, their gradient in another.
+//! The loss in one pass over the logits.
 //!
-//! Forward: a group of units walks over a row. Each unit keeps the largest logit so far and the sum of
+//! A group of units walks over a row. Each unit keeps the largest logit so far and the sum of
 //! exponentials relative to it, and scales the sum when a larger logit comes; one extra exponential
 //! for a whole group of vectors. The row's loss and log-sum-exp are left in f32, and a second kernel
-//! of one cube adds the losses and counts the targets, in a fixed order. Backward: elementwise, with
-//! the log-sum-exp of the row. Rows that are ignored are not read.
+//! of one cube adds the losses and counts the targets, in a fixed order. Rows that are ignored are not
+//! read.
 
 use super::CrossEntropyOptions;
 use crate::exponential::{exponential, factor, has_ptx, unit_of_shifts};
@@ -27,19 +27,24 @@ const UNITS: usize = 256;
 
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
-    row: RowUnits,
+pub(super) struct Plan {
+    pub(super) row: RowUnits,
     /// Vectors that a unit loads before it uses the first.
-    chunks: usize,
+    pub(super) chunks: usize,
     /// Exponentials by `ex2.approx`.
-    ptx: bool,
+    pub(super) ptx: bool,
     /// Labels are smoothed: the forward needs the mean logit.
     smoothing: bool,
 }
 
 impl Plan {
     /// For rows of `vectors` vectors of `bytes` bytes.
-    fn new(client: &Client, vectors: usize, bytes: usize, options: &CrossEntropyOptions) -> Self {
+    pub(super) fn new(
+        client: &Client,
+        vectors: usize,
+        bytes: usize,
+        options: &CrossEntropyOptions,
+    ) -> Self {
         let chunks = (BYTES / bytes).min(LOADS);
         let share = chunks.max(vectors.div_ceil(UNITS));
         Self {
@@ -50,11 +55,11 @@ impl Plan {
         }
     }
 
-    fn cubes(&self, rows: usize) -> usize {
+    pub(super) fn cubes(&self, rows: usize) -> usize {
         rows.div_ceil(self.row.rows as usize)
     }
 
-    fn cube_dim(&self) -> CubeDim {
+    pub(super) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(self.row.units, self.row.rows)
     }
 }
@@ -242,115 +247,9 @@ fn mean_kernel<I: Int>(
     }
 }
 
-/// What the backward needs to know of a row.
-#[derive(CubeType)]
-struct RowState {
-    /// The log-sum-exp as a shift.
-    shift: f32,
-    /// Factor of the softmax.
-    softmax: f32,
-    /// What smoothing takes from every class.
-    every: f32,
-    /// What the target takes from its class.
-    target: f32,
-    /// Vector of the target, and its place there.
-    vector: usize,
-    place: usize,
-}
-
-#[cube]
-fn gradient<E: Float, N: Size>(
-    x: Vector<E, N>,
-    i: usize,
-    row: &RowState,
-    #[comptime] plan: Plan,
-) -> Vector<E, N> {
-    let p = exponential::<N>(Vector::cast_from(x), row.shift, plan.ptx);
-    let mut d = p * Vector::new(row.softmax) - Vector::new(row.every);
-    if i == row.vector {
-        #[unroll]
-        for k in 0..N::value() {
-            if k == row.place {
-                d.insert(k, d.extract(k) - row.target);
-            }
-        }
-    }
-    Vector::cast_from(d)
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn backward_kernel<E: Float, I: Int, N: Size>(
-    logits: &[Vector<E, N>],
-    targets: &[I],
-    lse: &[f32],
-    dloss: &[f32],
-    scale: &[f32],
-    dlogits: &mut [Vector<E, N>],
-    rows: usize,
-    vectors: usize,
-    stride: usize,
-    ignore_index: InputScalar,
-    classes: InputScalar,
-    label_smoothing: f32,
-    z_loss: f32,
-    #[comptime] plan: Plan,
-    #[define(E, I)] _dtypes: [ElemType; 2],
-) {
-    let units = comptime!(plan.row.units as usize);
-    let unit = UNIT_POS_X as usize;
-    let row = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
-    if row < rows {
-        let target = targets[row];
-        let base = row * stride;
-        let out = row * vectors;
-        let size = N::value();
-        if target != ignore_index.get::<I>() {
-            let factor = dloss[0] * scale[0];
-            let width = f32::cast_from((vectors * size) as u32);
-            let log_sum_exp = lse[row];
-            let mut state = RowState {
-                shift: log_sum_exp * unit_of_shifts(plan.ptx),
-                softmax: factor * (1.0f32 + 2.0f32 * z_loss * log_sum_exp),
-                every: factor * label_smoothing / width,
-                target: factor * (1.0f32 - label_smoothing),
-                vector: vectors,
-                place: 0usize,
-            };
-            if target >= I::new(0) && target < classes.get::<I>() {
-                let class = usize::cast_from(target);
-                state.vector = class / size;
-                state.place = class % size;
-            }
-            let mut held = Array::<Vector<E, N>>::new(comptime!(plan.chunks));
-            let span = units * comptime!(plan.chunks);
-            let groups = vectors / span;
-            for group in 0..groups {
-                let first = group * span + unit;
-                #[unroll]
-                for c in 0..comptime!(plan.chunks) {
-                    held[c] = logits[base + first + c * units];
-                }
-                #[unroll]
-                for c in 0..comptime!(plan.chunks) {
-                    let i = first + c * units;
-                    dlogits[out + i] = gradient::<E, N>(held[c], i, &state, plan);
-                }
-            }
-            for i in range_stepped(groups * span + unit, vectors, units) {
-                dlogits[out + i] = gradient::<E, N>(logits[base + i], i, &state, plan);
-            }
-        } else {
-            // Whatever stands in the row, infinities included.
-            for i in range_stepped(unit, vectors, units) {
-                dlogits[out + i] = Vector::new(E::new(0.0));
-            }
-        }
-    }
-}
-
 /// A number as a scalar of the targets' type; one beyond it becomes its nearest, which no target
 /// that was checked has.
-fn scalar(value: i64, dtype: DType) -> InputScalar {
+pub(super) fn scalar(value: i64, dtype: DType) -> InputScalar {
     let value = match dtype {
         DType::I32 => value.clamp(i32::MIN.into(), i32::MAX.into()),
         _ => value,
@@ -418,49 +317,4 @@ pub(crate) fn forward(
         );
     }
     (loss, lse, scale)
-}
-
-/// The gradient of the logits, contiguous.
-pub(crate) fn backward(
-    op: &'static str,
-    dloss: CubeTensor,
-    logits: CubeTensor,
-    targets: CubeTensor,
-    [lse, scale]: [CubeTensor; 2],
-    options: &CrossEntropyOptions,
-) -> CubeTensor {
-    let dlogits =
-        launch::output(&logits, op, "grad.logits", logits.meta.shape().clone(), logits.dtype);
-    let (logits, targets) = (Rows::new(logits), Rows::new(targets));
-    let client = logits.tensor.client.clone();
-    let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
-    let size = launch::vector_size(&client, dtypes[0], &[&logits]);
-    let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), options);
-    // SAFETY: as forward; rows of dlogits are `vectors` apart.
-    unsafe {
-        backward_kernel::launch_unchecked(
-            &client,
-            launch::grid(&client, plan.cubes(logits.rows)),
-            plan.cube_dim(),
-            launch::address_type(&[&logits.tensor, &dlogits]),
-            size,
-            logits.tensor.into_buffer_arg(),
-            targets.tensor.into_buffer_arg(),
-            lse.into_buffer_arg(),
-            dloss.into_buffer_arg(),
-            scale.into_buffer_arg(),
-            dlogits.clone().into_buffer_arg(),
-            logits.rows,
-            vectors,
-            logits.stride / size,
-            scalar(options.ignore_index, dtypes[1]),
-            scalar(logits.width as i64, dtypes[1]),
-            options.label_smoothing as f32,
-            options.z_loss as f32,
-            plan,
-            dtypes.map(dtype_to_elem_type),
-        );
-    }
-    dlogits
 }

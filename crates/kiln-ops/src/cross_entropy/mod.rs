@@ -16,6 +16,8 @@
 #[cfg(feature = "cube")]
 pub mod backend;
 #[cfg(feature = "cube")]
+mod gradient;
+#[cfg(feature = "cube")]
 pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
