@@ -132,8 +132,8 @@ impl CausalSelfAttention {
             Some(norm) => norm.forward(x),
             None => x,
         };
-        let q = self.rope.forward(normed(q, &self.q_norm), offset);
-        let k = self.rope.forward(normed(k, &self.k_norm), offset);
+        let (q, k) = (normed(q, &self.q_norm), normed(k, &self.k_norm));
+        let (q, k) = self.rope.forward_qk(q, k, offset);
         (q, k, v)
     }
 

@@ -6,7 +6,7 @@ use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
 use burn::tensor::{Device, Tensor};
-use kiln_ops::prelude::{RopeOptions, RopeTable, rope};
+use kiln_ops::prelude::{RopeOptions, RopeTable, rope, rope_qk};
 
 /// Configuration of [`Rope`].
 #[derive(Config, Debug)]
@@ -50,6 +50,16 @@ impl Rope {
     #[track_caller]
     pub fn forward(&self, x: Tensor<4>, offset: usize) -> Tensor<4> {
         expect(rope(x, &self.table, offset))
+    }
+
+    /// Turns queries and keys, `[B, heads, T, head_dim]`, in one launch.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), and if batch, positions or element types differ.
+    #[track_caller]
+    pub fn forward_qk(&self, q: Tensor<4>, k: Tensor<4>, offset: usize) -> (Tensor<4>, Tensor<4>) {
+        expect(rope_qk(q, k, &self.table, offset))
     }
 
     /// Number of positions.

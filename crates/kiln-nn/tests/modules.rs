@@ -103,6 +103,10 @@ fn rope_is_no_parameter_and_follows_its_module() {
     let x = random([1, 2, 3, 4]);
     let turned = rope.forward(x.clone(), 0);
     close(turned.clone().narrow(2, 0, 1), x.clone().narrow(2, 0, 1), 0.0);
+    let keys = random([1, 1, 3, 4]);
+    let (q, k) = rope.forward_qk(x.clone(), keys.clone(), 2);
+    close(q, rope.forward(x.clone(), 2), 0.0);
+    close(k, rope.forward(keys, 2), 0.0);
     let moved = rope.to_device(&device.autodiff());
     close(moved.forward(x, 0), turned, 0.0);
 }

@@ -26,6 +26,8 @@ mod check;
 pub mod device;
 mod error;
 #[cfg(feature = "cube")]
+pub(crate) mod exponential;
+#[cfg(feature = "cube")]
 pub mod launch;
 #[cfg(feature = "oracle")]
 pub mod oracle;
@@ -59,7 +61,7 @@ pub mod prelude {
     pub use crate::matmul::{MatmulOptions, matmul, matmul_add};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
-    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope};
+    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk};
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
     pub use crate::tril_matmul::tril_matmul;

@@ -1,7 +1,7 @@
 //! cross_entropy.
 
 use super::elements;
-use crate::attributes::{Attribute, Kind};
+use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::HostTensor;
 use crate::registry::*;
 use burn::tensor::{DType, Tensor};
@@ -29,13 +29,27 @@ const SPEC: Spec = Spec {
             fan_in: false,
         },
     ],
-    attributes: &[Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer }],
+    attributes: &[
+        Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer },
+        Attribute { name: "label_smoothing", default: "0", kind: Kind::AtLeast(0.0) },
+        Attribute { name: "z_loss", default: "0", kind: Kind::AtLeast(0.0) },
+    ],
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
     differentiable: true,
-    kernel: false,
+    kernel: true,
     roundings: (1, 1),
     rounds_inside: false,
 };
+
+/// The gate draws targets that fit, and `kiln op` checks those that it reads.
+pub(super) fn options(attributes: &Attributes) -> CrossEntropyOptions {
+    CrossEntropyOptions {
+        ignore_index: attributes.integer("ignore_index"),
+        check_targets: false,
+        label_smoothing: attributes.number("label_smoothing"),
+        z_loss: attributes.number("z_loss"),
+    }
+}
 
 impl Operator for Row {
     fn spec(&self) -> &'static Spec {
@@ -43,23 +57,21 @@ impl Operator for Row {
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let ignore_index = call.attributes.integer("ignore_index");
-        let options = CrossEntropyOptions { ignore_index, check_targets: false };
-        Ok(vec![cross_entropy(call.rows(0), call.int(1), options)?])
+        Ok(vec![cross_entropy(call.rows(0), call.int(1), options(call.attributes))?])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
         let [logits, targets] = call.inputs else { unreachable!("two inputs") };
-        let ignore = call.attributes.integer("ignore_index");
-        let loss = oracle::forward(&logits.values, &targets.integers(), logits.shape[1], ignore);
+        let (classes, options) = (logits.shape[1], options(call.attributes));
+        let loss = oracle::forward(&logits.values, &targets.integers(), classes, &options);
         vec![HostTensor::new([1], vec![loss])]
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dloss: &[HostTensor]) -> Vec<HostTensor> {
         let [logits, targets] = call.inputs else { unreachable!("two inputs") };
-        let ignore = call.attributes.integer("ignore_index");
         let (classes, dloss) = (logits.shape[1], dloss[0].values[0]);
-        let grad = oracle::backward(&logits.values, &targets.integers(), classes, ignore, dloss);
+        let (targets, options) = (targets.integers(), options(call.attributes));
+        let grad = oracle::backward(&logits.values, &targets, classes, &options, dloss);
         vec![HostTensor::new(logits.shape.clone(), grad)]
     }
 
@@ -69,6 +81,10 @@ impl Operator for Row {
             Case::new([&[13, 7], &[13]]),
             Case::new([&[33, 257], &[33]]).with("ignore_index", -1),
             Case::new([&[5, 1009], &[5]]),
+            Case::new([&[3, 80], &[3]]).with("label_smoothing", 0.1),
+            Case::new([&[9, 512], &[9]]).with("z_loss", 0.01),
+            Case::new([&[4, 8192], &[4]]).with("label_smoothing", 0.3).with("z_loss", 0.002),
+            Case::new([&[2, 50_257], &[2]]),
         ]
     }
 

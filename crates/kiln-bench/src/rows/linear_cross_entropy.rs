@@ -1,11 +1,11 @@
 //! linear_cross_entropy.
 
+use super::cross_entropy::options;
 use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::HostTensor;
 use crate::registry::*;
 use burn::tensor::{DType, Tensor};
-use kiln_ops::cross_entropy::CrossEntropyOptions;
 use kiln_ops::linear_cross_entropy::linear_cross_entropy;
 use kiln_ops::{OpError, oracle::linear_cross_entropy as oracle};
 
@@ -50,23 +50,22 @@ impl Operator for Row {
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let ignore_index = call.attributes.integer("ignore_index");
-        let options = CrossEntropyOptions { ignore_index, check_targets: false };
+        let options = options(call.attributes);
         Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
         let [x, weight, targets] = call.inputs else { unreachable!("three inputs") };
-        let (sizes, ignore) = (sizes(call.inputs), call.attributes.integer("ignore_index"));
-        let loss = oracle::forward(&x.values, &weight.values, &targets.integers(), sizes, ignore);
+        let (sizes, options) = (sizes(call.inputs), options(call.attributes));
+        let loss = oracle::forward(&x.values, &weight.values, &targets.integers(), sizes, &options);
         vec![HostTensor::new([1], vec![loss])]
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dloss: &[HostTensor]) -> Vec<HostTensor> {
         let [x, weight, targets] = call.inputs else { unreachable!("three inputs") };
-        let (sizes, ignore) = (sizes(call.inputs), call.attributes.integer("ignore_index"));
+        let (sizes, options) = (sizes(call.inputs), options(call.attributes));
         let (t, dloss) = (targets.integers(), dloss[0].values[0]);
-        let (dx, dw) = oracle::backward(&x.values, &weight.values, &t, sizes, ignore, dloss);
+        let (dx, dw) = oracle::backward(&x.values, &weight.values, &t, sizes, &options, dloss);
         vec![HostTensor::new(x.shape.clone(), dx), HostTensor::new(weight.shape.clone(), dw)]
     }
 

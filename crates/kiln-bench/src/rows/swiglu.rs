@@ -30,7 +30,7 @@ const SPEC: Spec = Spec {
     attributes: &[],
     outputs: &[OutputSpec { name: "y", shape: &["...", "F"], f32: false }],
     differentiable: true,
-    kernel: false,
+    kernel: true,
     roundings: (1, 1),
     rounds_inside: false,
 };
@@ -42,6 +42,18 @@ impl Operator for Row {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         Ok(vec![swiglu(call.rows(0), call.rows(1))?.flatten(0, 1)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(
+        &self,
+        call: &Call<'_>,
+        cotangents: &[Tensor<1>],
+    ) -> Option<Vec<Tensor<2>>> {
+        let (gate, up) = (call.rows(0), call.rows(1));
+        let dy = cotangents[0].clone().reshape(gate.dims());
+        let (dgate, dup) = kiln_ops::swiglu::backend::backward(dy, gate, up);
+        Some(vec![dgate, dup])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
@@ -56,7 +68,7 @@ impl Operator for Row {
     }
 
     fn cases(&self) -> Vec<Case> {
-        [[1, 1], [13, 7], [33, 80], [5, 257], [128, 1000]]
+        [[1, 1], [5, 1], [13, 7], [33, 80], [2, 96], [5, 257], [128, 1000], [3, 4099]]
             .iter()
             .map(|shape| Case::new([shape, shape]))
             .collect()

@@ -1,11 +1,24 @@
 //! Cross-entropy in float64.
 
+use super::CrossEntropyOptions;
+
 /// The mean loss for rows of `classes` logits.
-pub fn forward(logits: &[f64], targets: &[i64], classes: usize, ignore_index: i64) -> f64 {
+pub fn forward(
+    logits: &[f64],
+    targets: &[i64],
+    classes: usize,
+    options: &CrossEntropyOptions,
+) -> f64 {
     let (mut sum, mut count) = (0.0, 0usize);
     for (row, target) in logits.chunks_exact(classes).zip(targets) {
-        if *target != ignore_index {
-            sum += logsumexp(row) - row[*target as usize];
+        if *target != options.ignore_index {
+            let (lse, smoothing) = (logsumexp(row), options.label_smoothing);
+            sum += lse - (1.0 - smoothing) * row[*target as usize];
+            // Without smoothing a class may be masked out by −∞, which makes the mean −∞.
+            if smoothing > 0.0 {
+                sum -= smoothing * row.iter().sum::<f64>() / classes as f64;
+            }
+            sum += options.z_loss * lse * lse;
             count += 1;
         }
     }
@@ -17,17 +30,19 @@ pub fn backward(
     logits: &[f64],
     targets: &[i64],
     classes: usize,
-    ignore_index: i64,
+    options: &CrossEntropyOptions,
     dloss: f64,
 ) -> Vec<f64> {
-    let count = targets.iter().filter(|t| **t != ignore_index).count().max(1) as f64;
+    let count = targets.iter().filter(|t| **t != options.ignore_index).count().max(1) as f64;
     let mut grad = Vec::with_capacity(logits.len());
     for (row, target) in logits.chunks_exact(classes).zip(targets) {
-        let lse = logsumexp(row);
+        let (lse, smoothing) = (logsumexp(row), options.label_smoothing);
         for (class, x) in row.iter().enumerate() {
             let onehot = f64::from(u8::from(class as i64 == *target));
-            let counts = f64::from(u8::from(*target != ignore_index));
-            grad.push(counts * ((x - lse).exp() - onehot) * dloss / count);
+            let counts = f64::from(u8::from(*target != options.ignore_index));
+            let wanted = (1.0 - smoothing) * onehot + smoothing / classes as f64;
+            let softmax = (x - lse).exp() * (1.0 + 2.0 * options.z_loss * lse);
+            grad.push(counts * (softmax - wanted) * dloss / count);
         }
     }
     grad

@@ -11,7 +11,7 @@ pub mod oracle;
 pub mod reference;
 
 use crate::check::Check;
-use crate::cross_entropy::{CrossEntropyOptions, check_targets};
+use crate::cross_entropy::{CrossEntropyOptions, check_options, check_targets};
 use crate::{OpError, policy};
 use burn::tensor::{Int, Tensor};
 
@@ -44,6 +44,7 @@ pub fn linear_cross_entropy(
     check.shape("targets", &targets.dims(), targets.dims() == [rows], format!("[{rows}]"))?;
     check.device("weight", &weight.device(), &x.device())?;
     check.device("targets", &targets.device(), &x.device())?;
+    check_options(OP, options)?;
     check_targets(OP, &targets, classes, options)?;
     let call = policy::Call {
         op: OP,
@@ -53,5 +54,5 @@ pub fn linear_cross_entropy(
         has_kernel: false,
     };
     policy::fused(&call)?;
-    Ok(reference::linear_cross_entropy(x, weight, targets, options.ignore_index))
+    Ok(reference::linear_cross_entropy(x, weight, targets, &options))
 }

@@ -1,6 +1,6 @@
 //! Linear cross-entropy in float64.
 
-use crate::cross_entropy::oracle as cross_entropy;
+use crate::cross_entropy::{CrossEntropyOptions, oracle as cross_entropy};
 use crate::oracle::product;
 
 /// The mean loss; sizes are `[M, D, V]`.
@@ -9,10 +9,10 @@ pub fn forward(
     weight: &[f64],
     targets: &[i64],
     [rows, width, classes]: [usize; 3],
-    ignore_index: i64,
+    options: &CrossEntropyOptions,
 ) -> f64 {
     let logits = product(x, weight, rows, width, classes, false, false);
-    cross_entropy::forward(&logits, targets, classes, ignore_index)
+    cross_entropy::forward(&logits, targets, classes, options)
 }
 
 /// dx and dweight for the cotangent `dloss`.
@@ -21,11 +21,11 @@ pub fn backward(
     weight: &[f64],
     targets: &[i64],
     [rows, width, classes]: [usize; 3],
-    ignore_index: i64,
+    options: &CrossEntropyOptions,
     dloss: f64,
 ) -> (Vec<f64>, Vec<f64>) {
     let logits = product(x, weight, rows, width, classes, false, false);
-    let grad = cross_entropy::backward(&logits, targets, classes, ignore_index, dloss);
+    let grad = cross_entropy::backward(&logits, targets, classes, options, dloss);
     (
         product(&grad, weight, rows, classes, width, false, true),
         product(x, &grad, width, rows, classes, true, false),

@@ -1,6 +1,6 @@
 //! Linear cross-entropy in plain Burn operations, in chunks of rows.
 
-use crate::cross_entropy::reference::sum_and_count;
+use crate::cross_entropy::{CrossEntropyOptions, reference::sum_and_count};
 use crate::precision::matmul;
 use burn::tensor::{Int, Tensor};
 
@@ -12,13 +12,13 @@ pub fn linear_cross_entropy(
     x: Tensor<2>,
     weight: Tensor<2>,
     targets: Tensor<1, Int>,
-    ignore_index: i64,
+    options: &CrossEntropyOptions,
 ) -> Tensor<1> {
     let rows = x.dims()[0];
     let chunk = |start: usize| {
         let length = CHUNK.min(rows - start);
         let logits = matmul(x.clone().narrow(0, start, length), weight.clone());
-        sum_and_count(logits, targets.clone().narrow(0, start, length), ignore_index)
+        sum_and_count(logits, targets.clone().narrow(0, start, length), options)
     };
     let (sum, count) = (0..rows)
         .step_by(CHUNK)

@@ -1,4 +1,4 @@
-//! Sums in a fixed order: over the units that share a row, and over rows.
+//! Sums in a fixed order, over the units that share a row and over rows; maxima of a row.
 
 mod columns;
 mod rows;
@@ -104,6 +104,47 @@ pub(crate) fn row_sums(
     }
 }
 
+/// The largest `value` of the units of the row; all units get it. As [`row_sums`] otherwise, with
+/// [`RowUnits::shared`] values of `shared`.
+#[cube]
+pub(crate) fn row_max(value: f32, shared: &mut [f32], #[comptime] row: RowUnits) -> f32 {
+    let mut largest = value;
+    if comptime!(row.plane > 1) {
+        let lanes = comptime!(row.units.min(row.plane));
+        #[unroll]
+        for level in 0..comptime!(lanes.ilog2()) {
+            largest = max(largest, plane_shuffle_xor(largest, comptime!(1u32 << level)));
+        }
+        if comptime!(!row.in_plane()) {
+            let planes = comptime!((row.units / row.plane) as usize);
+            let first = UNIT_POS_Y as usize * planes;
+            if UNIT_POS_PLANE == 0 {
+                shared[first + (UNIT_POS_X / comptime!(row.plane)) as usize] = largest;
+            }
+            sync_cube();
+            #[unroll]
+            for i in 0..planes {
+                largest = max(largest, shared[first + i]);
+            }
+        }
+    } else {
+        let first = (UNIT_POS_Y * comptime!(row.units)) as usize;
+        let unit = UNIT_POS_X as usize;
+        shared[first + unit] = largest;
+        sync_cube();
+        #[unroll]
+        for level in 0..comptime!(row.units.ilog2()) {
+            let step = comptime!((row.units >> (level + 1)) as usize);
+            if unit < step {
+                shared[first + unit] = max(shared[first + unit], shared[first + unit + step]);
+            }
+            sync_cube();
+        }
+        largest = shared[first];
+    }
+    largest
+}
+
 /// Adds up the elements of a vector, first to last.
 #[cube]
 pub(crate) fn vector_sum<N: Size>(value: Vector<f32, N>) -> f32 {
@@ -113,4 +154,15 @@ pub(crate) fn vector_sum<N: Size>(value: Vector<f32, N>) -> f32 {
         sum += value.extract(i);
     }
     sum
+}
+
+/// The largest element of a vector.
+#[cube]
+pub(crate) fn vector_max<N: Size>(value: Vector<f32, N>) -> f32 {
+    let mut largest = value.extract(0usize);
+    #[unroll]
+    for i in 1..N::value() {
+        largest = max(largest, value.extract(i));
+    }
+    largest
 }

@@ -12,13 +12,17 @@
 //!
 //! Bytes that must move, for n elements of s bytes: 2·n·s forward and as many backward.
 
+#[cfg(feature = "cube")]
+pub mod backend;
+#[cfg(feature = "cube")]
+pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
 
 use crate::check::Check;
 use crate::{OpError, policy};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 const OP: &str = "rope";
@@ -160,33 +164,84 @@ impl RopeTable {
 
 /// Turns the heads in `x` by their positions, the first of which is `offset`.
 ///
-/// * `x`: `[B, H, T, D]`, f32, bf16 or f16, D even.
+/// * `x`: `[B, H, T, D]`, f32, bf16 or f16, D even; any strides, so a swapped `[B, T, H, D]` is read
+///   where it is.
 /// * `table`: for heads of width D, with at least `offset` + T positions.
 ///
-/// Returns `[B, H, T, D]` in the element type of `x`; arithmetic is f32.
+/// Returns `[B, H, T, D]` in the element type of `x`; arithmetic is f32. The gradient flows to `x`.
 ///
 /// # Errors
 ///
-/// [`OpError`] on a shape, element type or device that does not fit, and where a fused kernel was
-/// asked for.
+/// [`OpError`] on a shape, element type or device that does not fit, and where the fused kernel was
+/// asked for on a device that has none.
 pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Result<Tensor<4>, OpError> {
-    let check = Check(OP);
-    let dtype = check.float("x", &x)?;
-    let [_, _, length, width] = x.dims();
-    let ok = width == table.head_dim();
-    check.shape("x", &x.dims(), ok, format!("[B, H, T, {}] as the table", table.head_dim()))?;
-    let fits = offset.checked_add(length).is_some_and(|end| end <= table.positions());
-    let last = table.positions().saturating_sub(length);
-    let expected = format!("at most {last} for T = {length} and {} positions", table.positions());
-    check.number("offset", offset as f64, fits, &expected)?;
-    check.device("table", &table.cos.device(), &x.device())?;
+    let dtype = check("x", &x, table, offset)?;
     let call = policy::Call {
         op: OP,
         elements: x.shape().num_elements(),
         dtype,
         device: &x.device(),
-        has_kernel: false,
+        has_kernel: true,
     };
-    policy::fused(&call)?;
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(backend::fused(x, table, offset));
+    }
     Ok(reference::rope(x, table, offset))
+}
+
+/// [`rope`] of queries and keys, in one launch.
+///
+/// * `q`: `[B, H, T, D]`, as the `x` of [`rope`].
+/// * `k`: `[B, Hkv, T, D]`, the element type of `q`; any number of heads.
+///
+/// Returns both turned.
+///
+/// # Errors
+///
+/// As [`rope`].
+pub fn rope_qk(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    table: &RopeTable,
+    offset: usize,
+) -> Result<(Tensor<4>, Tensor<4>), OpError> {
+    let dtype = check("q", &q, table, offset)?;
+    let ([batch, _, length, width], [_, heads, ..]) = (q.dims(), k.dims());
+    let expected = format!("[{batch}, Hkv, {length}, {width}] as `q`");
+    let ok = k.dims() == [batch, heads, length, width];
+    Check(OP).shape("k", &k.dims(), ok, expected)?;
+    Check(OP).dtype("k", &k, &[dtype])?;
+    Check(OP).device("k", &k.device(), &q.device())?;
+    let call = policy::Call {
+        op: OP,
+        elements: q.shape().num_elements().max(k.shape().num_elements()),
+        dtype,
+        device: &q.device(),
+        has_kernel: true,
+    };
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(backend::fused_qk(q, k, table, offset));
+    }
+    Ok((reference::rope(q, table, offset), reference::rope(k, table, offset)))
+}
+
+fn check(
+    name: &'static str,
+    x: &Tensor<4>,
+    table: &RopeTable,
+    offset: usize,
+) -> Result<DType, OpError> {
+    let check = Check(OP);
+    let dtype = check.float(name, x)?;
+    let [_, _, length, width] = x.dims();
+    let ok = width == table.head_dim();
+    check.shape(name, &x.dims(), ok, format!("[B, H, T, {}] as the table", table.head_dim()))?;
+    let fits = offset.checked_add(length).is_some_and(|end| end <= table.positions());
+    let last = table.positions().saturating_sub(length);
+    let expected = format!("at most {last} for T = {length} and {} positions", table.positions());
+    check.number("offset", offset as f64, fits, &expected)?;
+    check.device("table", &table.cos.device(), &x.device())?;
+    Ok(dtype)
 }

@@ -8,11 +8,8 @@ pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Tensor<4> {
     let dtype = x.dtype();
     let [batch, heads, length, width] = x.dims();
     let pairs = width / 2;
-    let rows = |t: &Tensor<2>| {
-        let t = t.clone().slice([offset..offset + length, 0..pairs]);
-        let t = if x.is_autodiff() { t.autodiff() } else { t };
-        t.unsqueeze::<4>()
-    };
+    let rows =
+        |t: &Tensor<2>| t.clone().slice([offset..offset + length, 0..pairs]).unsqueeze::<4>();
     let (cos, sin) = (rows(&table.cos), rows(&table.sin));
     let x = x.cast(DType::F32);
     let y = match table.layout() {

@@ -6,6 +6,10 @@
 //!
 //! Bytes that must move, for n elements of s bytes: forward 3·n·s, backward 5·n·s.
 
+#[cfg(feature = "cube")]
+pub mod backend;
+#[cfg(feature = "cube")]
+pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -16,13 +20,15 @@ use burn::tensor::Tensor;
 
 /// silu(gate) · up.
 ///
-/// * `gate`, `up`: the same shape, of rank 1 or more, f32, bf16 or f16.
+/// * `gate`, `up`: the same shape, of rank 1 or more, f32, bf16 or f16, any strides; elements may
+///   be none.
 ///
-/// Returns that shape and element type; arithmetic is f32.
+/// Returns that shape and element type; arithmetic is f32. Gradients flow to `gate` and `up`.
 ///
 /// # Errors
 ///
-/// [`OpError`] on a wrong shape, element type or device, and where a fused kernel was asked for.
+/// [`OpError`] on a wrong shape, element type or device, and where the fused kernel was asked for
+/// on a device that has none.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D>, OpError> {
     const OP: &str = "swiglu";
     let check = Check(OP);
@@ -35,8 +41,11 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D
         elements: gate.shape().num_elements(),
         dtype,
         device: &gate.device(),
-        has_kernel: false,
+        has_kernel: true,
     };
-    policy::fused(&call)?;
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(backend::fused(gate, up));
+    }
     Ok(reference::swiglu(gate, up))
 }
