@@ -29,9 +29,9 @@ pub struct Turn {
 }
 
 impl Turn {
-    fn new(table: &RopeTable, offset: usize) -> Self {
-        let interleaved = table.layout() == RopeLayout::Interleaved;
-        Self { offset, interleaved, inverse: false }
+    /// Forth, from a position on.
+    pub fn new(layout: RopeLayout, offset: usize) -> Self {
+        Self { offset, interleaved: layout == RopeLayout::Interleaved, inverse: false }
     }
 
     fn back(self) -> Self {
@@ -206,7 +206,7 @@ impl<B: Backend + RopeOps, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
 
 /// [`rope`](fn@super::rope) through the kernel, without its checks.
 pub(crate) fn fused(x: Tensor<4>, table: &RopeTable, offset: usize) -> Tensor<4> {
-    apply(x, table, Turn::new(table, offset))
+    apply(x, table, Turn::new(table.layout(), offset))
 }
 
 /// [`rope_qk`](super::rope_qk) through the kernel, without its checks.
@@ -221,14 +221,14 @@ pub(crate) fn fused_qk(
         k.into_dispatch(),
         table.cos.clone().into_dispatch(),
         table.sin.clone().into_dispatch(),
-        Turn::new(table, offset),
+        Turn::new(table.layout(), offset),
     );
     (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
 }
 
 /// dx through the kernel, without checks.
 pub fn backward(dy: Tensor<4>, table: &RopeTable, offset: usize) -> Tensor<4> {
-    apply(dy, table, Turn::new(table, offset).back())
+    apply(dy, table, Turn::new(table.layout(), offset).back())
 }
 
 fn apply(x: Tensor<4>, table: &RopeTable, turn: Turn) -> Tensor<4> {

@@ -5,8 +5,13 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use kiln_ops::add_rms_norm::backend::{AddRmsNormGradOps, AddRmsNormOps};
+use kiln_ops::cross_entropy::CrossEntropyOptions;
+use kiln_ops::cross_entropy::backend::CrossEntropyPassOps;
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::rms_norm::backend::{RmsNormGradOps, RmsNormOps};
+use kiln_ops::rope::RopeLayout;
+use kiln_ops::rope::backend::{RopeOps, Turn};
+use kiln_ops::swiglu::backend::{SwiGluGradOps, SwiGluOps};
 use kiln_ops::tile::{Family, force};
 use kiln_ops::tril_matmul::backend::{Triangular, TrilMatmulOps};
 
@@ -42,6 +47,8 @@ pub fn all(client: &Client) -> Vec<Call> {
     let mut calls = vec![];
     for (dtype, name) in DTYPES {
         norms(client, dtype, name, &mut calls);
+        pointwise(client, dtype, name, &mut calls);
+        losses(client, dtype, name, &mut calls);
         products(client, dtype, name, &mut calls);
     }
     calls
@@ -79,13 +86,73 @@ fn norms(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     }
 }
 
+fn pointwise(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for [rows, width] in [[4096, 8192], [64, 33]] {
+        let x = || tensor(client, [rows, width], dtype);
+        let size = format!("{name} {rows}x{width}");
+        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
+            calls.push(Call { name: format!("{op} {size}"), run });
+        };
+        let (gate, up) = (x(), x());
+        call("swiglu", Box::new(|| drop(CubeBackend::swiglu(gate, up))));
+        let (dy, gate, up) = (x(), x(), x());
+        call("swiglu.grad", Box::new(|| drop(CubeBackend::swiglu_backward(dy, gate, up))));
+        let (dy, gate, up) = (x(), x(), x());
+        call("swiglu.grad.gate", Box::new(|| drop(CubeBackend::swiglu_backward_gate(dy, gate, up))));
+        let (dy, gate, up) = (x(), x(), x());
+        call("swiglu.grad.up", Box::new(|| drop(CubeBackend::swiglu_backward_up(dy, gate, up))));
+    }
+    for (layout, word) in [(RopeLayout::Half, "half"), (RopeLayout::Interleaved, "interleaved")] {
+        for width in [128, 6] {
+            let x = || tensor(client, [8, 12, 1024, width], dtype);
+            let table = || tensor(client, [1024, width / 2], DType::F32);
+            let turn = Turn::new(layout, 0);
+            let (a, cos, sin) = (x(), table(), table());
+            calls.push(Call {
+                name: format!("rope {name} {word} {width}"),
+                run: Box::new(move || drop(CubeBackend::rope(a, cos, sin, turn))),
+            });
+            let (q, k, cos, sin) = (x(), x(), table(), table());
+            calls.push(Call {
+                name: format!("rope_qk {name} {word} {width}"),
+                run: Box::new(move || drop(CubeBackend::rope_qk(q, k, cos, sin, turn))),
+            });
+        }
+    }
+}
+
+fn losses(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    let plain = CrossEntropyOptions::default();
+    let all = CrossEntropyOptions { label_smoothing: 0.1, z_loss: 1e-4, ..plain };
+    for [rows, classes] in [[4096, 50_304], [4096, 50_257], [64, 100]] {
+        for (options, word) in [(plain, ""), (all, " smoothed")] {
+            let logits = || tensor(client, [rows, classes], dtype);
+            let f32 = |size| tensor(client, [size], DType::F32);
+            let targets = || tensor(client, [rows], DType::I32);
+            let name = format!("{name} {rows}x{classes}{word}");
+            let (x, t) = (logits(), targets());
+            calls.push(Call {
+                name: format!("cross_entropy {name}"),
+                run: Box::new(move || drop(CubeBackend::cross_entropy_forward(x, t, options))),
+            });
+            let (x, t, dloss, lse, scale) = (logits(), targets(), f32(1), f32(rows), f32(1));
+            calls.push(Call {
+                name: format!("cross_entropy.grad {name}"),
+                run: Box::new(move || {
+                    drop(CubeBackend::cross_entropy_backward(dloss, x, t, lse, scale, options));
+                }),
+            });
+        }
+    }
+}
+
 fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     // Large tiles; few tiles and long sums; odd sizes.
     for [m, k, n] in [[8192, 4096, 8192], [8192, 768, 768], [256, 8192, 256], [65, 33, 31]] {
         for (order, a_turned, b_turned) in
             [("nn", false, false), ("nt", false, true), ("tn", true, false), ("tt", true, true)]
         {
-            for family in [Family::Wgmma, Family::Units] {
+            for family in Family::ALL {
                 let make = |rows, cols, turned| {
                     if turned {
                         transposed(tensor(client, [cols, rows], dtype))
@@ -103,7 +170,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         }
     }
     // Triangles: the product and both gradients.
-    for family in [Family::Wgmma, Family::Units] {
+    for family in Family::ALL {
         let lower = force(family, Triangular::lower);
         for (which, triangular, a_turned, b_turned) in [
             ("", lower, false, false),
@@ -122,7 +189,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         }
     }
     // The epilogues: scaled and added to, in f32.
-    for family in [Family::Wgmma, Family::Units] {
+    for family in Family::ALL {
         let (a, b) = (tensor(client, [512, 512], dtype), tensor(client, [512, 512], dtype));
         let c = tensor(client, [512, 512], DType::F32);
         let scaled = force(family, || Scaled::new(0.5, 2.0, DType::F32));

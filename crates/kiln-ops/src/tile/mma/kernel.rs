@@ -58,9 +58,9 @@ fn copy_stage(
             (k0 + line, e + chunk * 8, k_end, extent)
         };
         let inside = line_at < lines && along < end;
-        let bytes = if inside { min(end - along, 8u32) * 2 } else { 0u32.runtime() };
+        let bytes = select(inside, min(end - along, 8u32) * 2, 0u32);
         let offset = u64::cast_from(line_at) * line_bytes + u64::cast_from(along * 2);
-        let src = if inside { base + offset } else { base };
+        let src = select(inside, base + offset, base);
         let to = dst + comptime!(i / 2 * PART) + line * 128 + ((chunk ^ (line % 8)) << 4);
         copy_16(to, src, bytes);
     }
