@@ -11,6 +11,8 @@ mod mask;
 #[cfg(feature = "cuda")]
 mod mma;
 mod operand;
+#[cfg(feature = "cuda")]
+mod order;
 mod product;
 #[cfg(feature = "cuda")]
 mod ptx;

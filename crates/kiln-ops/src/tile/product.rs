@@ -8,6 +8,8 @@ use super::{Epilogue, Triangles, units};
 use crate::launch;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
+#[cfg(feature = "cuda")]
+use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
 /// alpha · A·B + beta · C, of stacks of matrices.
@@ -95,6 +97,18 @@ impl Operands {
             step(&self.a),
             step(&self.b),
         )
+    }
+
+    /// The order of triangular tiles for so many cubes; anything where it is not read.
+    #[cfg(feature = "cuda")]
+    pub(super) fn order(&self, size: usize, cubes: usize, out: &CubeTensor) -> BufferArg {
+        if !self.triangles.masked() {
+            return launch::unused(out, DType::U32).into_buffer_arg();
+        }
+        let (handle, length) =
+            super::order::upload(out, size, self.batches, cubes, self.triangles);
+        // SAFETY: the length is that of the order.
+        unsafe { BufferArg::from_raw_parts(handle, length) }
     }
 
     /// The epilogue of a kernel that makes the result, or of one that makes parts of it.

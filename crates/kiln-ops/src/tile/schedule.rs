@@ -40,12 +40,11 @@ pub(super) struct Place {
     pub(super) out: u32,
 }
 
-/// The tile of this cube in a round. Triangles come with the longest sums first: who began with the
-/// longest gets the shortest of every later round.
+/// The tile of this cube in a round; triangles have an order made by the host.
 #[cube]
-pub(super) fn turn(round: u32, #[comptime] triangles: Triangles) -> u32 {
-    if comptime!(triangles.masked()) && round > 0 {
-        (round + 1) * CUBE_COUNT_X - 1 - CUBE_POS_X
+pub(super) fn turn(order: &[u32], round: u32, #[comptime] triangles: Triangles) -> u32 {
+    if comptime!(triangles.masked()) {
+        order[(round * CUBE_COUNT_X + CUBE_POS_X) as usize]
     } else {
         round * CUBE_COUNT_X + CUBE_POS_X
     }
@@ -85,71 +84,14 @@ fn rectangle(tile: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
     }
 }
 
-/// The row and the place in it of number `at` of a triangle, whose row g has g + 1 places.
-#[cube]
-fn row_of_triangle(at: u32) -> (u32, u32) {
-    // The root is right to one.
-    let mut g = u32::cast_from((f32::sqrt(8.0 * f32::cast_from(at) + 1.0) - 1.0) * 0.5);
-    if g * (g + 1) / 2 > at {
-        g -= 1;
-    }
-    if (g + 1) * (g + 2) / 2 <= at {
-        g += 1;
-    }
-    (g, at - g * (g + 1) / 2)
-}
-
-/// Rows of a band.
-const BAND: u32 = 8;
-
-/// Number `at` of a triangle of `size` rows, row `g` if counted by rows, counted instead in bands of
-/// rows, column by column.
-#[cube]
-fn band(at: u32, g: u32, size: u32) -> (u32, u32) {
-    let first = g / BAND * BAND;
-    let height = min(size - first, BAND);
-    let inside = at - first * (first + 1) / 2;
-    let full = (first + 1) * height;
-    let mut row = first + inside % height;
-    let mut col = inside / height;
-    if inside >= full {
-        // Beyond the columns that all rows have: a triangle that ends in one place, from its end.
-        let (q, p) = row_of_triangle(height * (height - 1) / 2 - 1 - (inside - full));
-        col = first + height - 1 - q;
-        row = col + q - p;
-    }
-    (row, col)
-}
-
-/// Square tiles: those on and below the diagonal by decreasing length of their sums, all products of
-/// a stack together; then those above it, which are only filled with zeros.
+/// Square tiles, numbered as the order has them; those above the diagonal have no blocks of K and are
+/// only filled with zeros.
 #[cube]
 fn triangle(tile: u32, blocks: &Blocks, #[comptime] triangles: Triangles) -> Place {
     let size = blocks.tiles_m;
     let batches = blocks.splits;
-    let (rank, batch) = (tile / batches, tile % batches);
-    let lower = size * (size + 1) / 2;
-    let below = rank < lower;
-    let at = if below { rank } else { rank - lower };
-    let (mut g, mut i) = row_of_triangle(at);
-    // Sums of lower · lower have row - col + 1 blocks, of lower · upper col + 1, of upper · lower
-    // those from row on.
-    let mut row = g;
-    let mut col = i;
-    if comptime!(triangles.a == Triangle::Lower && triangles.b == Triangle::Lower) {
-        // Tiles of one length lie on a diagonal and share nothing: bands of diagonals instead.
-        if below {
-            let banded = band(at, g, size);
-            g = banded.0;
-            i = banded.1;
-        }
-        row = i + size - 1 - g;
-        col = i;
-    }
-    if comptime!(triangles.a == Triangle::Lower && triangles.b == Triangle::Upper) {
-        row = i + size - 1 - g;
-        col = size - 1 - g;
-    }
+    let (at, batch) = (tile / batches, tile % batches);
+    let (row, col) = (at / size, at % size);
     let per = comptime!((ROWS / DEPTH) as u32);
     let mut first = 0u32;
     let mut end = size * per;
@@ -165,11 +107,8 @@ fn triangle(tile: u32, blocks: &Blocks, #[comptime] triangles: Triangles) -> Pla
     if comptime!(triangles.b == Triangle::Lower) {
         first = max(first, col * per);
     }
-    if !below {
-        row = i;
-        col = g + 1;
-        first = 0u32;
-        end = 0u32;
+    if col > row {
+        end = first;
     }
     Place {
         row,

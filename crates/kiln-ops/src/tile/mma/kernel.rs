@@ -33,37 +33,71 @@ pub(crate) struct MmaProduct {
     pub(super) triangles: Triangles,
 }
 
-/// Copies `parts` parts of an operand, zero outside it, into the stage at `dst`.
+/// Where a unit copies its 16 bytes of an operand from: of a block of K, lines `first` + 32i of each
+/// part, where lines are positions along M or N if K is contiguous, else K.
+#[derive(CubeType, Clone, Copy)]
+struct Source {
+    /// Of the first chunk of the block at hand.
+    from: u64,
+    /// Bytes from one block to the next, from a chunk to the one 32 lines on, and of a part.
+    block: u64,
+    lines: u64,
+    /// Position along M or N and K of the first chunk.
+    e: u32,
+    k: u32,
+}
+
 #[cube]
-fn copy_stage(
-    dst: u32,
+fn source(
     base: u64,
     line_bytes: u64,
     e0: u32,
     k0: u32,
+    #[comptime] along_k: bool,
+) -> Source {
+    let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8 * 8);
+    if comptime!(along_k) {
+        let (e, k) = (e0 + first, k0 + chunk);
+        let from = base + u64::cast_from(e) * line_bytes + u64::cast_from(k * 2);
+        Source { from, block: u64::cast_from(128u32), lines: line_bytes * 32, e, k }
+    } else {
+        let (e, k) = (e0 + chunk, k0 + first);
+        let from = base + u64::cast_from(k) * line_bytes + u64::cast_from(e * 2);
+        Source { from, block: line_bytes * 64, lines: line_bytes * 32, e, k }
+    }
+}
+
+/// Copies chunk `i` of a unit into the stage at `dst`; zero outside the operand.
+#[cube]
+fn copy_chunk(
+    dst: u32,
+    source: &Source,
     extent: u32,
     k_end: u32,
-    #[comptime] parts: u32,
+    #[comptime] i: u32,
     #[comptime] along_k: bool,
 ) {
-    let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8);
-    #[unroll]
-    for i in 0..comptime!(2 * parts) {
-        let line = first + comptime!(i % 2 * 32);
-        let e = e0 + comptime!(i / 2 * 64);
-        // Lines are positions or K, whichever is not contiguous.
-        let (line_at, along, lines, end) = if comptime!(along_k) {
-            (e + line, k0 + chunk * 8, extent, k_end)
-        } else {
-            (k0 + line, e + chunk * 8, k_end, extent)
-        };
-        let inside = line_at < lines && along < end;
-        let bytes = select(inside, min(end - along, 8u32) * 2, 0u32);
-        let offset = u64::cast_from(line_at) * line_bytes + u64::cast_from(along * 2);
-        let src = select(inside, base + offset, base);
-        let to = dst + comptime!(i / 2 * PART) + line * 128 + ((chunk ^ (line % 8)) << 4);
-        copy_16(to, src, bytes);
+    let (part, half) = comptime!((i / 2, i % 2));
+    let line = UNIT_POS / 8 + comptime!(half * 32);
+    let to = dst + comptime!(part * PART) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
+    if comptime!(along_k) {
+        let left = min(k_end - min(source.k, k_end), 8u32) * 2;
+        let bytes = select(source.e + comptime!(i * 32) < extent, left, 0u32);
+        copy_16(to, source.from + source.lines * u64::cast_from(i), bytes);
+    } else {
+        let e = source.e + comptime!(part * 64);
+        let left = min(extent - min(e, extent), 8u32) * 2;
+        let bytes = select(source.k + comptime!(half * 32) < k_end, left, 0u32);
+        let offset = source.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
+        copy_16(to, source.from + offset, bytes);
     }
+}
+
+/// On to the next block of K.
+#[cube]
+fn advance(source: &mut Source) {
+    source.from += source.block;
+    source.k += comptime!(DEPTH as u32);
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -71,6 +105,7 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
     a: &[E],
     b: &[E],
     add: &[C],
+    order: &[u32],
     out: &mut [O],
     a_lines: Lines,
     b_lines: Lines,
@@ -116,8 +151,9 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
     let b_first = columns % 64;
 
     let mut round = 0u32;
-    let mut at = turn(round, product.triangles);
+    let mut at = turn(order, round, product.triangles);
     while at < blocks.total {
+        let following = turn(order, round + 1, product.triangles);
         let place = place(at, &blocks, GROUP, product.triangles);
         let row0 = place.row * comptime!(ROWS as u32);
         let col0 = place.col * comptime!(product.n as u32);
@@ -130,29 +166,34 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
         for i in 0..comptime!(8 * pairs) {
             sums[i] = Vector::new(0.0f32);
         }
+        let k_first = first * comptime!(DEPTH as u32);
+        let mut a_source = source(a_at, a_line, row0, k_first, a_along_k);
+        let mut b_source = source(b_at, b_line, col0, k_first, b_along_k);
         // The stages of the tile before have all been read.
         sync_cube();
         #[unroll]
         for s in 0..comptime!(STAGES - 1) {
             if s < place.depth {
-                let (dst, k0) = (base + comptime!(s * stage_bytes), (first + s) * 64);
-                copy_stage(dst, a_at, a_line, row0, k0, m, k, a_parts, a_along_k);
-                copy_stage(dst + b_offset, b_at, b_line, col0, k0, n, k, b_parts, b_along_k);
+                let dst = base + comptime!(s * stage_bytes);
+                #[unroll]
+                for i in 0..comptime!(2 * a_parts) {
+                    copy_chunk(dst, &a_source, m, k, i, a_along_k);
+                }
+                #[unroll]
+                for i in 0..comptime!(2 * b_parts) {
+                    copy_chunk(dst + b_offset, &b_source, n, k, i, b_along_k);
+                }
             }
+            advance(&mut a_source);
+            advance(&mut b_source);
             copy_commit();
         }
         let mut stage = 0u32;
         for block in 0..place.depth {
             copy_wait(comptime!(STAGES - 2));
             sync_cube();
-            let ahead = block + comptime!(STAGES - 1);
-            if ahead < place.depth {
-                let into = (stage + comptime!(STAGES - 1)) % STAGES;
-                let (dst, k0) = (base + into * stage_bytes, (first + ahead) * 64);
-                copy_stage(dst, a_at, a_line, row0, k0, m, k, a_parts, a_along_k);
-                copy_stage(dst + b_offset, b_at, b_line, col0, k0, n, k, b_parts, b_along_k);
-            }
-            copy_commit();
+            let more = block + comptime!(STAGES - 1) < place.depth;
+            let into = base + (stage + comptime!(STAGES - 1)) % STAGES * stage_bytes;
             let offset = stage * stage_bytes;
             if comptime!(product.triangles.masked()) {
                 let k0 = (first + block) * 64;
@@ -188,6 +229,15 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
                     let from = a_from + offset + row * 128 + ((chunk ^ low) << 4);
                     left[comptime!(i as usize)] = load_matrices(from, comptime!(!a_along_k));
                 }
+                // Copies go between the products, which hide them.
+                if more {
+                    copy_chunk(into, &a_source, m, k, step, a_along_k);
+                    #[unroll]
+                    for i in 0..comptime!(b_parts / 2) {
+                        let i = comptime!(step * (b_parts / 2) + i);
+                        copy_chunk(into + b_offset, &b_source, n, k, i, b_along_k);
+                    }
+                }
                 #[unroll]
                 for j in 0..comptime!(pairs as u32) {
                     let (row, chunk) = if comptime!(b_along_k) {
@@ -217,6 +267,9 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
                     }
                 }
             }
+            copy_commit();
+            advance(&mut a_source);
+            advance(&mut b_source);
             stage += 1;
             if stage == STAGES {
                 stage = 0u32;
@@ -253,6 +306,6 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
             }
         }
         round += 1;
-        at = turn(round, product.triangles);
+        at = following;
     }
 }

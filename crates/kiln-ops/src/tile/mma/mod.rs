@@ -47,18 +47,20 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
     let add = o.add.as_ref().filter(|_| epilogue.add).map(|(add, _)| add.tensor.clone());
     let add = add.unwrap_or_else(|| launch::unused(out, DType::F32));
     let dtypes = [o.a.tensor.dtype, add.dtype, target.dtype];
-    let total = number(n) * splits;
+    let [tiles_m, _] = tiles(n);
+    let cubes = (number(n) * splits).min(multiprocessors);
     // SAFETY: copies beyond the operands have no bytes, C and the result are only touched inside M
     // and N.
     unsafe {
         mma_kernel::launch_unchecked(
             client,
-            launch::grid(client, total.min(multiprocessors)),
+            launch::grid(client, cubes),
             CubeDim::new_1d(UNITS),
             launch::address_type(&[&o.a.tensor, &o.b.tensor, &add, &target]),
             o.a.tensor.clone().into_buffer_arg(),
             o.b.tensor.clone().into_buffer_arg(),
             add.into_buffer_arg(),
+            o.order(tiles_m, cubes, out),
             target.clone().into_buffer_arg(),
             LinesLaunch::new(o.a.step(), o.a.line),
             LinesLaunch::new(o.b.step(), o.b.line),

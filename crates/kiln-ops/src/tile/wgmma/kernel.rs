@@ -78,6 +78,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     b: &TensorMap<E, Tiled>,
     out: &TensorMap<O, Tiled>,
     add: &[C],
+    order: &[u32],
     add_batch: usize,
     add_row: usize,
     add_col: usize,
@@ -121,12 +122,13 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     sync_cube();
 
     let mut round = 0u32;
-    let mut at = turn(round, product.triangles);
+    let mut at = turn(order, round, product.triangles);
     let mut stage = 0u32;
     let mut phase = 0u32;
     if warp == 8u32 {
         if lane == 0u32 {
             while at < blocks.total {
+                let following = turn(order, round + 1, product.triangles);
                 let place = place(at, &blocks, tile.group, product.triangles);
                 for k in 0..place.depth {
                     barrier_wait(empty + stage * 8, phase ^ 1);
@@ -160,7 +162,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                     }
                 }
                 round += 1;
-                at = turn(round, product.triangles);
+                at = following;
             }
         }
     } else {
@@ -178,6 +180,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
         let s3 = chunk_address(staging, t, 3u32, product.stored);
 
         while at < blocks.total {
+            let following = turn(order, round + 1, product.triangles);
             let place = place(at, &blocks, tile.group, product.triangles);
             let row0 = place.row * comptime!(ROWS as u32) + group * 64;
             let col0 = place.col * comptime!(tile.n as u32);
@@ -263,7 +266,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                 }
             }
             round += 1;
-            at = turn(round, product.triangles);
+            at = following;
         }
         if t == 0u32 {
             tma_store_wait();

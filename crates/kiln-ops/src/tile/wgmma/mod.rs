@@ -91,6 +91,7 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
             operand(&o.b, tile.n, b == Order::Columns),
             map(&target, [splits * o.batches, o.m, o.n], [o.m * pitch, pitch], 64),
             add.into_buffer_arg(),
+            o.order(tiles_m, cubes, out),
             add_batch,
             add_row,
             add_col,
