@@ -1,9 +1,11 @@
 //! A matrix product with an f32 weight, in the element type of the input: y = x · W + b.
 
+use crate::expect;
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
+use kiln_ops::prelude::{MatmulOptions, matmul, matmul_add};
 
 /// Configuration of [`Linear`].
 #[derive(Config, Debug)]
@@ -53,14 +55,14 @@ impl Linear {
         let [d_input, d_output] = self.weight.shape().dims();
         let fits = shape.last() == Some(&d_input);
         assert!(fits, "linear: `x` has shape {shape:?}, expected [..., {d_input}]");
-        let dtype = x.dtype();
-        let rows = shape[..D - 1].iter().product();
+        let rows = shape[..D - 1].iter().product::<usize>();
         // One matrix product, whatever the rank: a batched one would read the weight per batch.
-        let y = x.reshape([rows, d_input]).matmul(self.weight.val().cast(dtype));
-        let y = match &self.bias {
-            Some(bias) => y + bias.val().cast(dtype).unsqueeze(),
-            None => y,
-        };
+        let weight = self.weight.val().cast(x.dtype());
+        let x = x.reshape([rows, d_input]);
+        let y = expect(match &self.bias {
+            Some(bias) => matmul_add(x, weight, bias.val().unsqueeze(), MatmulOptions::default()),
+            None => matmul(x, weight, MatmulOptions::default()),
+        });
         shape[D - 1] = d_output;
         y.reshape(shape)
     }

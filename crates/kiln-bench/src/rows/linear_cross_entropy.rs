@@ -34,7 +34,7 @@ const SPEC: Spec = Spec {
     attributes: &[Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer }],
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
     differentiable: true,
-    kernel: false,
+    kernel: true,
     // The logits, then their gradient and what the products make of it.
     roundings: (1, 4),
     rounds_inside: true,
@@ -49,9 +49,23 @@ impl Operator for Row {
         &SPEC
     }
 
+    fn tiled(&self) -> bool {
+        true
+    }
+
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let options = options(call.attributes);
         Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?])
+    }
+
+    /// The whole pass: the kernels make the gradients with the loss, and their backward only scales.
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, _dloss: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let options = options(call.attributes);
+        let (x, weight, targets) = (call.rows(0), call.rows(1), call.int(2));
+        let (_, dx, dw) =
+            kiln_ops::linear_cross_entropy::backend::gradients_of(x, weight, targets, options);
+        Some(vec![dx, dw])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {

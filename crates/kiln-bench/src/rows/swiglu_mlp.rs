@@ -44,7 +44,7 @@ const SPEC: Spec = Spec {
     attributes: &[],
     outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
     differentiable: true,
-    kernel: false,
+    kernel: true,
     // gate or up, hidden, y; backward: the same way back, both parts of dx and their sum.
     roundings: (3, 6),
     rounds_inside: false,
@@ -58,6 +58,10 @@ fn sizes(inputs: &[HostTensor]) -> [usize; 3] {
 impl Operator for Row {
     fn spec(&self) -> &'static Spec {
         &SPEC
+    }
+
+    fn tiled(&self) -> bool {
+        true
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {

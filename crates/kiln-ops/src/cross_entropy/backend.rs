@@ -163,7 +163,7 @@ where
 }
 
 /// The kernels know the two types that Burn makes targets of.
-fn known(targets: Tensor<1, Int>) -> Tensor<1, Int> {
+pub(crate) fn known(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     match targets.dtype() {
         DType::I32 | DType::I64 => targets,
         _ => targets.cast(IntDType::I32),

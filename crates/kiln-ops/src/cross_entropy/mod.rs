@@ -16,7 +16,7 @@
 #[cfg(feature = "cube")]
 pub mod backend;
 #[cfg(feature = "cube")]
-mod gradient;
+pub(crate) mod gradient;
 #[cfg(feature = "cube")]
 pub(crate) mod kernel;
 #[cfg(feature = "oracle")]

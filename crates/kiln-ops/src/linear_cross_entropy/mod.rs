@@ -2,10 +2,13 @@
 //!
 //! The same as [`cross_entropy`](crate::cross_entropy) of x·W, without one M×V matrix of logits:
 //! each chunk of rows has its own. Backward, with g the gradient of the logits: dx = g·Wᵀ,
-//! dW = xᵀ·g.
+//! dW = xᵀ·g. The kernels make both in the pass of the forward, from one chunk of logits after the
+//! other; the backward scales them.
 //!
 //! 2·M·D·V operations forward, twice that backward.
 
+#[cfg(feature = "cube")]
+pub mod backend;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -24,8 +27,8 @@ use burn::tensor::{Int, Tensor};
 ///
 /// # Errors
 ///
-/// [`OpError`] on a shape, element type, device or target that does not fit, and where a fused
-/// kernel was asked for.
+/// [`OpError`] on a shape, element type, device or target that does not fit, and where the
+/// fused kernel was asked for on a device that has none.
 pub fn linear_cross_entropy(
     x: Tensor<2>,
     weight: Tensor<2>,
@@ -51,8 +54,11 @@ pub fn linear_cross_entropy(
         elements: rows * classes,
         dtype,
         device: &x.device(),
-        has_kernel: false,
+        has_kernel: true,
     };
-    policy::fused(&call)?;
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(backend::fused(x, weight, targets, options));
+    }
     Ok(reference::linear_cross_entropy(x, weight, targets, &options))
 }

@@ -78,7 +78,7 @@ impl MatmulOps for CubeBackend {
         c: FloatTensor<Self>,
         scaled: Scaled,
     ) -> FloatTensor<Self> {
-        Product { add: Some((c, scaled.beta)), ..scaled.product(a, b) }.run()
+        scaled.product(a, b).accumulate(c, scaled.beta).run()
     }
 }
 

@@ -77,8 +77,8 @@ pub fn matmul<const D: usize>(
 /// alpha · `a` · `b` + beta · `c`, where `c` broadcasts to the shape of the result: a bias is
 /// `[1, N]`, a residual or a gradient to add to `[M, N]`.
 ///
-/// If `c` is f32, bf16 or f16 of any strides. With `c` of the result's shape and element type and
-/// nobody else holding it, its memory takes the result.
+/// `c` is f32, bf16 or f16, of any strides. On CUDA the result takes its memory if it has the result's
+/// shape and element type and nobody else holds it.
 ///
 /// # Errors
 ///

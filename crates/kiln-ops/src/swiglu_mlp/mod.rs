@@ -8,6 +8,8 @@
 //!
 //! 6·M·D·F operations forward, twice that backward, for M rows, width D and inner width F.
 
+#[cfg(feature = "cube")]
+mod fused;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -25,7 +27,8 @@ use burn::tensor::Tensor;
 ///
 /// # Errors
 ///
-/// [`OpError`] on a wrong shape, element type or device, and where a fused kernel was asked for.
+/// [`OpError`] on a wrong shape, element type or device, and where the fused kernel was
+/// asked for on a device that has none.
 pub fn swiglu_mlp<const D: usize>(
     x: Tensor<D>,
     w_gate: Tensor<2>,
@@ -53,8 +56,11 @@ pub fn swiglu_mlp<const D: usize>(
         elements: x.shape().num_elements(),
         dtype,
         device: &x.device(),
-        has_kernel: false,
+        has_kernel: true,
     };
-    policy::fused(&call)?;
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(fused::swiglu_mlp(x, w_gate, w_up, w_down));
+    }
     Ok(reference::swiglu_mlp(x, w_gate, w_up, w_down))
 }

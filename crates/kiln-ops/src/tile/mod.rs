@@ -90,4 +90,6 @@ pub(crate) struct Epilogue {
     pub(crate) scaled: bool,
     /// Plus beta times another matrix.
     pub(crate) add: bool,
+    /// Plus what the result's memory holds, f32.
+    pub(crate) accumulate: bool,
 }

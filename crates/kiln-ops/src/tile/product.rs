@@ -30,6 +30,11 @@ pub(crate) struct Product {
     pub(crate) triangles: Triangles,
     /// The kernels it should run on.
     pub(crate) family: Option<Family>,
+    /// Memory for the result, of its shape and element type and with contiguous rows; new memory if
+    /// none.
+    pub(crate) out: Option<CubeTensor>,
+    /// C stands in it.
+    pub(crate) in_place: bool,
 }
 
 /// `[..., M, N]` of a product of these shapes; leading dimensions must broadcast.
@@ -51,6 +56,8 @@ pub(super) struct Operands {
     pub(super) k: usize,
     pub(super) alpha: f64,
     pub(super) triangles: Triangles,
+    /// C stands where the result goes.
+    pub(super) in_place: bool,
 }
 
 impl Operands {
@@ -113,7 +120,8 @@ impl Operands {
 
     /// The epilogue of a kernel that makes the result, or of one that makes parts of it.
     pub(super) fn epilogue(&self, parts: bool) -> Epilogue {
-        Epilogue { scaled: self.alpha != 1.0 && !parts, add: self.add.is_some() && !parts }
+        let (scaled, add) = (self.alpha != 1.0 && !parts, self.add.is_some() && !parts);
+        Epilogue { scaled, add, accumulate: false }
     }
 }
 
@@ -121,12 +129,30 @@ impl Product {
     /// `a` · `b`.
     pub(crate) fn new(op: &'static str, a: CubeTensor, b: CubeTensor, dtype: DType) -> Self {
         let triangles = Triangles::default();
-        Self { op, name: "y", a, b, add: None, alpha: 1.0, dtype, triangles, family: None }
+        Self { op, name: "y", a, b, add: None, alpha: 1.0, dtype, triangles, family: None, out: None, in_place: false }
+    }
+
+    /// Adds to C in its own memory, if nobody else holds it and a result of `dtype` fits there.
+    /// (wgpu refuses a buffer that is read and written in one launch.)
+    pub(crate) fn accumulate(mut self, c: CubeTensor, beta: f64) -> Self {
+        let full = shape(self.a.meta.shape(), self.b.meta.shape());
+        let fits = c.client.name() == "cuda"
+            && c.dtype == self.dtype
+            && *c.meta.shape() == full
+            && c.is_contiguous()
+            && c.can_mut();
+        if fits {
+            self.out = Some(c.clone());
+            self.in_place = true;
+        }
+        self.add = Some((c, beta));
+        self
     }
 
     /// Runs it.
     pub(crate) fn run(self) -> CubeTensor {
         let shape = shape(self.a.meta.shape(), self.b.meta.shape());
+        let given = self.out.clone();
         if shape.num_elements() == 0 {
             return launch::output(&self.a, self.op, self.name, shape, self.dtype);
         }
@@ -144,19 +170,26 @@ impl Product {
             add: self.add.map(|(add, beta)| (broadcast(add, &shape), beta)),
             alpha: self.alpha,
             triangles: self.triangles,
+            in_place: self.in_place,
         };
         let family = family::choose(self.family, &like.client, like.dtype);
         #[cfg(feature = "cuda")]
         if family != Family::Units && operands.n > 1 && operands.align() {
-            let (op, name, dtype) = (self.op, self.name, self.dtype);
-            let out = launch::output_aligned(&like, op, name, shape, dtype);
-            match family {
-                Family::Wgmma => super::wgmma::run(&operands, &out),
-                _ => super::mma::run(&operands, &out),
+            let aligned = |out: &CubeTensor| Stack::new(out.clone(), leading).aligned();
+            if given.as_ref().is_none_or(aligned) {
+                let (op, name, dtype) = (self.op, self.name, self.dtype);
+                let out = given.unwrap_or_else(|| {
+                    launch::output_aligned(&like, op, name, shape.clone(), dtype)
+                });
+                match family {
+                    Family::Wgmma => super::wgmma::run(&operands, &out),
+                    _ => super::mma::run(&operands, &out),
+                }
+                return out;
             }
-            return out;
         }
-        let out = launch::output(&like, self.op, self.name, shape, self.dtype);
+        let out = given
+            .unwrap_or_else(|| launch::output(&like, self.op, self.name, shape, self.dtype));
         units::run(&operands, &out);
         out
     }

@@ -101,6 +101,16 @@ pub(crate) fn tma_store(map: u64, src: u32, x: u32, y: u32, z: u32) {
     );
 }
 
+/// The same, but adds f32 to what is there.
+#[cube]
+pub(crate) fn tma_add(map: u64, src: u32, x: u32, y: u32, z: u32) {
+    gpu_asm!(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [{m}, {{{x}, {y}, {z}}}], [{s}];",
+        "cp.async.bulk.commit_group;",
+        s = in(_) src, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z
+    );
+}
+
 /// Waits until all but `pending` stores of this unit have read their shared memory.
 #[cube]
 pub(crate) fn tma_store_read(#[comptime] pending: u32) {

@@ -261,7 +261,11 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                 if t == 0u32 {
                     let x = col0 + comptime!((c * product.stored.columns()) as u32);
                     if row0 < m && x < n {
-                        tma_store(out_map, staging + offset, x, row0, place.out);
+                        if comptime!(product.epilogue.accumulate) {
+                            tma_add(out_map, staging + offset, x, row0, place.out);
+                        } else {
+                            tma_store(out_map, staging + offset, x, row0, place.out);
+                        }
                     }
                 }
             }

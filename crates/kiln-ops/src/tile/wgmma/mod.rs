@@ -7,7 +7,7 @@ use super::operand::{Order, Stack};
 use super::product::Operands;
 use super::ptx::{Half, Stored};
 use super::schedule::{DEPTH, ROWS};
-use super::splits;
+use super::{Epilogue, splits};
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
@@ -69,7 +69,11 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
         DType::F32 => Stored::F32,
         dtype => Stored::Half(Half::of(dtype)),
     };
-    let epilogue = o.epilogue(split);
+    let mut epilogue = o.epilogue(split);
+    // What stands where the result goes is added on the way there, once: no second reader.
+    if epilogue.add && o.in_place && o.beta() == 1.0 && out.dtype == DType::F32 {
+        epilogue = Epilogue { add: false, accumulate: true, ..epilogue };
+    }
     let (a, b) = (o.a.order, o.b.order);
     let (half, triangles) = (Half::of(o.a.tensor.dtype), o.triangles);
     let product = WgmmaProduct { tile, half, a, b, stored, epilogue, triangles };
