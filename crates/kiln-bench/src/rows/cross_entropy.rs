@@ -75,6 +75,11 @@ impl Operator for Row {
         vec![HostTensor::new(logits.shape.clone(), grad)]
     }
 
+    /// One class has a loss of 0, of which only roundings are left: tests of the operator have it.
+    fn fit(&self, dims: &mut Dims) {
+        dims.entry("V").and_modify(|classes| classes[0] = classes[0].max(2));
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             Case::new([&[1, 2], &[1]]),

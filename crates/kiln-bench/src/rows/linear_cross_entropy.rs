@@ -83,6 +83,11 @@ impl Operator for Row {
         vec![HostTensor::new(x.shape.clone(), dx), HostTensor::new(weight.shape.clone(), dw)]
     }
 
+    /// One class has a loss of 0, of which only roundings are left: tests of the operator have it.
+    fn fit(&self, dims: &mut Dims) {
+        dims.entry("V").and_modify(|classes| classes[0] = classes[0].max(2));
+    }
+
     fn cases(&self) -> Vec<Case> {
         [[1, 1, 2], [13, 7, 5], [33, 48, 257], [1100, 8, 31]]
             .iter()

@@ -131,8 +131,7 @@ fn run(
         let part = view(&x, start, length);
         let targets = CubeBackend::int_slice(targets.clone(), &[slice]);
         let logits = product(part.clone(), weight.clone(), dtype).run();
-        let (mean, lse, one_over) =
-            kernel::forward(OP, logits.clone(), targets.clone(), &options);
+        let (mean, lse, one_over) = kernel::forward(OP, logits.clone(), targets.clone(), &options);
         // The sum over the chunk, in units of the mean over all.
         let share = CubeBackend::float_div(scale.clone(), one_over);
         let share = CubeBackend::float_mul(mean, share);

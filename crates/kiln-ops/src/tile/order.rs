@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{LazyLock, Mutex};
 
-/// Rows of a band: tiles of one length lie on a diagonal and share nothing, so the longest come first
-/// only by bands of diagonals, inside which tiles of one column follow each other. 8 is 22 % faster at
-/// N = 8192 in bf16 on an H200 than none.
+/// Diagonals of a band. In lower · lower, tiles of one length lie on a diagonal and share nothing: the
+/// longest come first only by bands, inside which tiles of one column follow each other. (8192² in bf16
+/// on an H200: 465 µs by length alone, 361 µs in bands of 8, 345 µs with equal work for the cubes.)
 const BAND: usize = 8;
 /// What a tile costs beside its blocks of K, and one that is only filled with zeros, in blocks.
 const TILE: u64 = 100;
@@ -22,8 +22,13 @@ type Tile = [usize; 3];
 /// Tiles of `size`×`size` triangles by decreasing length of their sums, then the empty ones.
 fn tiles(size: usize, batches: usize, triangles: Triangles) -> Vec<(Tile, u64)> {
     let mut places = vec![];
-    for band in (0..size).step_by(BAND) {
-        let rows = band..(band + BAND).min(size);
+    // In the gradients those of one length share a column or a row.
+    let band = match (triangles.a, triangles.b) {
+        (Triangle::Lower, Triangle::Lower) => BAND,
+        _ => 1,
+    };
+    for first in (0..size).step_by(band) {
+        let rows = first..(first + band).min(size);
         for i in 0..rows.end {
             // g counts diagonals, columns or rows, whichever have sums of one length, from the longest.
             for g in rows.clone().filter(|g| *g >= i) {
@@ -59,7 +64,10 @@ fn order(size: usize, batches: usize, cubes: usize, triangles: Triangles) -> Vec
     }
     let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 1;
     let tile = |round: usize, cube: usize| lists[cube].get(round).copied().unwrap_or(u32::MAX);
-    (0..rounds).flat_map(|round| (0..cubes).map(move |cube| (round, cube))).map(|(r, c)| tile(r, c)).collect()
+    (0..rounds)
+        .flat_map(|round| (0..cubes).map(move |cube| (round, cube)))
+        .map(|(r, c)| tile(r, c))
+        .collect()
 }
 
 type Key = (String, usize, usize, usize, Triangles);
@@ -94,8 +102,11 @@ mod tests {
 
     #[test]
     fn every_tile_comes_once_and_cubes_have_as_much_to_do() {
-        let variants =
-            [LOWER, Triangles { b: Triangle::Upper, ..LOWER }, Triangles { a: Triangle::Upper, ..LOWER }];
+        let variants = [
+            LOWER,
+            Triangles { b: Triangle::Upper, ..LOWER },
+            Triangles { a: Triangle::Upper, ..LOWER },
+        ];
         for triangles in variants {
             for (size, batches, cubes) in [(1, 1, 1), (5, 3, 4), (8, 16, 132), (32, 1, 132)] {
                 let all = tiles(size, batches, triangles);

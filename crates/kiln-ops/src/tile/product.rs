@@ -112,8 +112,7 @@ impl Operands {
         if !self.triangles.masked() {
             return launch::unused(out, DType::U32).into_buffer_arg();
         }
-        let (handle, length) =
-            super::order::upload(out, size, self.batches, cubes, self.triangles);
+        let (handle, length) = super::order::upload(out, size, self.batches, cubes, self.triangles);
         // SAFETY: the length is that of the order.
         unsafe { BufferArg::from_raw_parts(handle, length) }
     }
@@ -129,7 +128,19 @@ impl Product {
     /// `a` · `b`.
     pub(crate) fn new(op: &'static str, a: CubeTensor, b: CubeTensor, dtype: DType) -> Self {
         let triangles = Triangles::default();
-        Self { op, name: "y", a, b, add: None, alpha: 1.0, dtype, triangles, family: None, out: None, in_place: false }
+        Self {
+            op,
+            name: "y",
+            a,
+            b,
+            add: None,
+            alpha: 1.0,
+            dtype,
+            triangles,
+            family: None,
+            out: None,
+            in_place: false,
+        }
     }
 
     /// Adds to C in its own memory, if nobody else holds it and a result of `dtype` fits there.
@@ -188,8 +199,8 @@ impl Product {
                 return out;
             }
         }
-        let out = given
-            .unwrap_or_else(|| launch::output(&like, self.op, self.name, shape, self.dtype));
+        let out =
+            given.unwrap_or_else(|| launch::output(&like, self.op, self.name, shape, self.dtype));
         units::run(&operands, &out);
         out
     }

@@ -98,7 +98,10 @@ fn pointwise(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let (dy, gate, up) = (x(), x(), x());
         call("swiglu.grad", Box::new(|| drop(CubeBackend::swiglu_backward(dy, gate, up))));
         let (dy, gate, up) = (x(), x(), x());
-        call("swiglu.grad.gate", Box::new(|| drop(CubeBackend::swiglu_backward_gate(dy, gate, up))));
+        call(
+            "swiglu.grad.gate",
+            Box::new(|| drop(CubeBackend::swiglu_backward_gate(dy, gate, up))),
+        );
         let (dy, gate, up) = (x(), x(), x());
         call("swiglu.grad.up", Box::new(|| drop(CubeBackend::swiglu_backward_up(dy, gate, up))));
     }

@@ -48,13 +48,7 @@ struct Source {
 }
 
 #[cube]
-fn source(
-    base: u64,
-    line_bytes: u64,
-    e0: u32,
-    k0: u32,
-    #[comptime] along_k: bool,
-) -> Source {
+fn source(base: u64, line_bytes: u64, e0: u32, k0: u32, #[comptime] along_k: bool) -> Source {
     let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8 * 8);
     if comptime!(along_k) {
         let (e, k) = (e0 + first, k0 + chunk);
@@ -192,8 +186,21 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
         for block in 0..place.depth {
             copy_wait(comptime!(STAGES - 2));
             sync_cube();
-            let more = block + comptime!(STAGES - 1) < place.depth;
-            let into = base + (stage + comptime!(STAGES - 1)) % STAGES * stage_bytes;
+            // All at once: spread between the products they cost 7 % at 8192³ on an H200.
+            if block + comptime!(STAGES - 1) < place.depth {
+                let into = base + (stage + comptime!(STAGES - 1)) % STAGES * stage_bytes;
+                #[unroll]
+                for i in 0..comptime!(2 * a_parts) {
+                    copy_chunk(into, &a_source, m, k, i, a_along_k);
+                }
+                #[unroll]
+                for i in 0..comptime!(2 * b_parts) {
+                    copy_chunk(into + b_offset, &b_source, n, k, i, b_along_k);
+                }
+            }
+            copy_commit();
+            advance(&mut a_source);
+            advance(&mut b_source);
             let offset = stage * stage_bytes;
             if comptime!(product.triangles.masked()) {
                 let k0 = (first + block) * 64;
@@ -229,15 +236,6 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
                     let from = a_from + offset + row * 128 + ((chunk ^ low) << 4);
                     left[comptime!(i as usize)] = load_matrices(from, comptime!(!a_along_k));
                 }
-                // Copies go between the products, which hide them.
-                if more {
-                    copy_chunk(into, &a_source, m, k, step, a_along_k);
-                    #[unroll]
-                    for i in 0..comptime!(b_parts / 2) {
-                        let i = comptime!(step * (b_parts / 2) + i);
-                        copy_chunk(into + b_offset, &b_source, n, k, i, b_along_k);
-                    }
-                }
                 #[unroll]
                 for j in 0..comptime!(pairs as u32) {
                     let (row, chunk) = if comptime!(b_along_k) {
@@ -267,9 +265,6 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float>(
                     }
                 }
             }
-            copy_commit();
-            advance(&mut a_source);
-            advance(&mut b_source);
             stage += 1;
             if stage == STAGES {
                 stage = 0u32;

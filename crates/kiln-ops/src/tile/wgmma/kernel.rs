@@ -260,12 +260,12 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                 sync_units(group + 1, 128u32);
                 if t == 0u32 {
                     let x = col0 + comptime!((c * product.stored.columns()) as u32);
-                    if row0 < m && x < n {
-                        if comptime!(product.epilogue.accumulate) {
-                            tma_add(out_map, staging + offset, x, row0, place.out);
-                        } else {
-                            tma_store(out_map, staging + offset, x, row0, place.out);
-                        }
+                    // Boxes outside the result too, of which nothing is written: the wait above
+                    // counts one store for each chunk.
+                    if comptime!(product.epilogue.accumulate) {
+                        tma_add(out_map, staging + offset, x, row0, place.out);
+                    } else {
+                        tma_store(out_map, staging + offset, x, row0, place.out);
                     }
                 }
             }
