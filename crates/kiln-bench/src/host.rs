@@ -172,7 +172,7 @@ impl Input {
 
 /// Flat numbers of a device tensor, or why they could not be read.
 pub fn download<const D: usize>(tensor: &Tensor<D>) -> Result<Vec<f64>, String> {
-    let data = tensor.try_to_data().map_err(|e| first_line(&format!("{e:?}")))?;
+    let data = tensor.try_to_data().map_err(|e| one_line(&format!("{e:?}")))?;
     Ok(data.iter::<f64>().collect())
 }
 
@@ -191,7 +191,7 @@ pub fn gradient(
     Ok(Some(HostTensor::new(shape, values)))
 }
 
-/// The first line of a text.
-pub(crate) fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_string()
+/// A text on one line; of a long one the beginning, which names the cause.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().take(60).collect::<Vec<_>>().join(" ")
 }

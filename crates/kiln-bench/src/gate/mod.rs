@@ -113,9 +113,12 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
     }
     gate.report.cases = cases.len();
     if let Some(case) = cases.iter().max_by_key(|case| fuzz::moderate(case)) {
-        gate.case(case, Layout::OddCut);
         gate.orders(case);
         gate.finite_differences(case);
+    }
+    // Burn copies what is cut at an odd column: one case shows that the operator takes the copy.
+    if let Some(case) = op.cases().iter().max_by_key(|case| fuzz::moderate(case)) {
+        gate.case(case, Layout::OddCut);
     }
     gate.report
 }
