@@ -57,12 +57,43 @@ fn normal(rng: &mut impl Rng, spare: &mut Option<f64>) -> f64 {
 pub enum Layout {
     /// As the device allocates it; CUDA pitches rows.
     Allocated,
-    /// Rows cut out of a wider tensor.
+    /// Rows cut out of a wider tensor where Burn keeps a view: the operator sees a distance of rows
+    /// that is not their width.
     Cut,
+    /// Rows cut out at an odd column, which Burn copies for the operator.
+    OddCut,
 }
 
-/// Columns on either side of a cut row.
-const PAD: usize = 4;
+impl Layout {
+    /// Columns on either side of a row.
+    fn padding(self, dtype: DType, device: &Device) -> usize {
+        match self {
+            Self::Allocated => 0,
+            Self::Cut => view_alignment(device) / dtype.size(),
+            Self::OddCut => 3,
+        }
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Allocated => "",
+            Self::Cut => ", cut rows",
+            Self::OddCut => ", rows cut at an odd column",
+        })
+    }
+}
+
+/// Bytes that must divide where a cut begins and ends, or Burn copies it.
+fn view_alignment(device: &Device) -> usize {
+    #[cfg(feature = "cube")]
+    if let Some(alignment) = kiln_ops::launch::view_alignment(device) {
+        return alignment;
+    }
+    let _ = device;
+    32 // The CPU keeps views of anything.
+}
 
 /// A tensor on a device, as an operator's input.
 #[derive(Debug, Clone)]
@@ -97,7 +128,7 @@ impl Input {
     ) -> Self {
         let width = host.shape.last().copied().unwrap_or(1);
         let rows = host.values.len().checked_div(width).unwrap_or(0);
-        let pad = if layout == Layout::Cut { PAD } else { 0 };
+        let pad = layout.padding(dtype, device);
         let mut values = Vec::with_capacity(rows * (width + 2 * pad));
         for row in host.values.chunks(width.max(1)) {
             values.extend(std::iter::repeat_n(7.0, pad));
@@ -141,7 +172,7 @@ impl Input {
 
 /// Flat numbers of a device tensor, or why they could not be read.
 pub fn download<const D: usize>(tensor: &Tensor<D>) -> Result<Vec<f64>, String> {
-    let data = tensor.try_to_data().map_err(|e| first_line(&format!("{e:?}")))?;
+    let data = tensor.try_to_data().map_err(|e| one_line(&format!("{e:?}")))?;
     Ok(data.iter::<f64>().collect())
 }
 
@@ -160,7 +191,7 @@ pub fn gradient(
     Ok(Some(HostTensor::new(shape, values)))
 }
 
-/// The first line of a text.
-pub(crate) fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_string()
+/// A text on one line; of a long one the beginning, which names the cause.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().take(60).collect::<Vec<_>>().join(" ")
 }

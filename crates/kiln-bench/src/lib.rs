@@ -4,12 +4,16 @@
 //!   shapes and the bytes and operations it cannot avoid. New operators join by a row.
 //! * [`gate`]: the correctness gate, `kiln verify`.
 //! * [`mod@bench`]: times behind the gate, `kiln bench`.
+//! * `ladder`: kernels of `tril_matmul` from naive to tensor cores, and two that cheat, `kiln bench
+//!   tril_matmul --ladder`.
 //! * [`op_io`]: one operator on tensors from a file, `kiln op`.
 
 pub mod attributes;
 pub mod bench;
 pub mod gate;
 pub mod host;
+#[cfg(feature = "cube")]
+pub mod ladder;
 pub mod op_io;
 pub mod registry;
 mod rows;

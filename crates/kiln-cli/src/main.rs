@@ -38,6 +38,8 @@ const DISPLAY_HELP: clap::error::ErrorKind =
     clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
 
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    quiet_wayland();
     panics::install();
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| {
         tracing_subscriber::EnvFilter::new("kiln=warn,kiln_lm=warn,kiln_ops=warn,kiln_bench=warn")
@@ -72,6 +74,17 @@ fn main() -> ExitCode {
             eprintln!("error: {}", one_line(&error));
             ExitCode::from(2)
         }
+    }
+}
+
+/// Without `XDG_RUNTIME_DIR` the Wayland library that Mesa asks for a display prints an error each time a
+/// graphics adapter is looked for. Nobody needs a display here: it is sent to look for one in a folder
+/// that is not there, which it does without a word.
+#[cfg(target_os = "linux")]
+fn quiet_wayland() {
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // SAFETY: the first thing that main does: no other thread reads the environment yet.
+        unsafe { std::env::set_var("XDG_RUNTIME_DIR", "/nonexistent") };
     }
 }
 

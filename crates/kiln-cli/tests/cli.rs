@@ -85,6 +85,17 @@ fn trains_resumes_and_generates() {
     let (status, _, err) = kiln(place, &resume);
     assert!(status == 0 && err.contains("step 8/8: loss ") && !err.contains("step 6/8"), "{err}");
 
+    // The run has a configuration of its own: what else stands in the file is not looked at.
+    fs::write(place.join("small.toml"), CONFIG.replace("width = 16", "widht = 17")).unwrap();
+    let resume = [&train[..], &["--resume", "--set", "train.steps=9"]].concat();
+    let (status, _, err) = kiln(place, &resume);
+    assert!(status == 0 && err.contains("step 9/9: loss "), "{err}");
+    let gone = ["train", "gone.toml", "--device", "cpu", "--resume", "--set"];
+    let (status, _, err) = kiln(place, &[&gone[..], &["train.out=runs/test"]].concat());
+    assert!(status == 0 && err.contains("finished at step 9"), "{err}");
+    let line = error(place, &[&train[..], &["--resume", "--set", "model.width=17"]].concat());
+    assert!(line.contains("model.width is 17"), "{line}");
+
     let generate = ["generate", "--run", "runs/test", "--device", "cpu", "--seed", "1"];
     let more = ["--prompt", "the kiln", "--tokens", "20", "--temperature", "0.9", "--top-k", "5"];
     let generate = [&generate[..], &more].concat();
@@ -169,4 +180,47 @@ fn a_wrong_flag_exits_with_2_and_help_with_0() {
     let (status, _, err) = kiln(place.path(), &["train", "--kernel", "magic"]);
     assert!(status == 2 && err.contains("`magic` is no implementation"), "{err}");
     assert_eq!(kiln(place.path(), &["train", "--help"]).0, 0);
+}
+
+#[test]
+fn verify_writes_every_check_and_says_nothing_about_displays() {
+    let place = place();
+    for device in ["cpu", "wgpu"] {
+        let args = ["verify", "rms_norm", "--device", device, "--fuzz", "1", "--json", "r.json"];
+        let mut command = Command::cargo_bin("kiln").unwrap();
+        let command = command.current_dir(place.path()).env_remove("XDG_RUNTIME_DIR").args(args);
+        let output = command.output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        if device == "wgpu" && err.contains("no graphics driver found") {
+            eprintln!("SKIPPED on wgpu: {err}");
+            continue;
+        }
+        assert!(output.status.success(), "{err}");
+        assert!(err.lines().count() == 1 && err.starts_with("device: "), "{err}");
+        let json = fs::read_to_string(place.path().join("r.json")).unwrap();
+        let reports: serde_json::Value = serde_json::from_str(&json).unwrap();
+        for report in reports.as_array().unwrap() {
+            assert!(report["cases"].as_u64().unwrap() > 1, "{report}");
+            let checks = report["checks"].as_array().unwrap();
+            let check = |name: &str| checks.iter().find(|c| c["check"] == name).unwrap();
+            assert_eq!(checks.len(), 7);
+            assert_eq!(check("forward")["outcome"], "passed");
+            assert!(check("gradients")["worst"].as_f64().unwrap() > 0.0, "{report}");
+            assert!(check("repeat")["runs"].as_u64().unwrap() > 1, "{report}");
+            let guards = if device == "cpu" { "not_applicable" } else { "passed" };
+            assert_eq!(check("guards")["outcome"], guards);
+        }
+    }
+}
+
+#[test]
+fn the_ladder_is_that_of_one_operator() {
+    let place = place();
+    for (args, named) in [
+        (&["bench", "--ladder"][..], "kiln bench tril_matmul --ladder"),
+        (&["bench", "tril_matmul", "--ladder", "--device", "cpu"], "not cpu"),
+    ] {
+        let line = error(place.path(), args);
+        assert!(line.contains(named), "{line}");
+    }
 }

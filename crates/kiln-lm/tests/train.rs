@@ -141,6 +141,27 @@ fn a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint() {
 }
 
 #[test]
+fn a_loss_that_is_no_number_is_noticed_at_its_step_however_rarely_metrics_are_logged() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let rare = ["train.log_every=100", "train.eval_every=0", "train.sample_every=0"];
+    let begin = [&rare[..], &["train.checkpoint_every=0"]].concat();
+    Memory::stopping_after(3).run(&mut place.new_trainer("run", &begin)).unwrap();
+    let before = checkpoint(&place.run("run"), 3);
+
+    let ruin = ["optimizer.learning_rate=1e38", "schedule.warmup=0"];
+    let mut memory = Memory::default();
+    let mut trainer = place.resume("run", &[&begin[..], &ruin].concat()).unwrap();
+    let error = memory.run(&mut trainer).unwrap_err();
+    // The update of step 4 leaves the range of f32, so the loss of step 5 is no number; steps 6 to 12
+    // are not made.
+    let TrainError::Diverged { step: 5, .. } = error else { panic!("{error}") };
+    assert_eq!((memory.given, trainer.step()), (5, 5));
+    assert_eq!(memory.saved, [0; 0]);
+    assert_eq!(checkpoint(&place.run("run"), 3), before);
+}
+
+#[test]
 fn a_run_does_not_go_on_with_other_data_or_another_model() {
     let _one = one_at_a_time();
     let place = Place::new();

@@ -19,8 +19,22 @@ pub(crate) fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
 /// their own type, so there the product is taken in f32.
 pub(crate) fn burn_matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     let dtype = a.dtype();
-    if dtype == DType::F32 || crate::policy::is_cube(&a.device()) {
+    if crate::policy::is_cube(&a.device()) {
+        return side_by_side(a).matmul(side_by_side(b));
+    }
+    if a.shape().num_elements() * b.shape().num_elements() == 0 {
+        // Products without elements send burn-flex past the end of memory. This is as empty, and its
+        // gradients are those of a product.
+        return a.sum_dim(D - 1) + b.sum_dim(D - 2);
+    }
+    if dtype == DType::F32 {
         return a.matmul(b);
     }
     a.cast(DType::F32).matmul(b.cast(DType::F32)).cast(dtype)
+}
+
+/// Burn's kernels refuse a matrix of one row or column whose elements are not side by side, as one cut
+/// out of a wider tensor: that is written anew.
+fn side_by_side<const D: usize>(matrix: Tensor<D>) -> Tensor<D> {
+    if matrix.dims()[D - 2..].contains(&1) { matrix.mul_scalar(1.0) } else { matrix }
 }

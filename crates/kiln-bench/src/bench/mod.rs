@@ -10,11 +10,13 @@ mod compare;
 #[cfg(feature = "cube")]
 mod pull;
 mod table;
-mod timer;
+pub(crate) mod timer;
 mod workload;
 
 pub use ceilings::Ceilings;
 pub use compare::compare;
+#[cfg(feature = "cube")]
+pub(crate) use table::microseconds;
 pub use table::table;
 
 use crate::gate;

@@ -4,7 +4,7 @@ use super::{Row, Run};
 use comfy_table::{Table, presets};
 
 /// Microseconds with three digits that matter.
-pub(super) fn microseconds(us: f64) -> String {
+pub(crate) fn microseconds(us: f64) -> String {
     if us < 100.0 {
         format!("{us:.1} µs")
     } else if us < 1e4 {

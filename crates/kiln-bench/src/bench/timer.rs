@@ -5,7 +5,7 @@ use burn::tensor::Device;
 /// Launches that were recorded once and run again as a whole: what the device needs for them, without
 /// the host's time between one launch and the next.
 #[cfg(feature = "cube")]
-pub(super) struct Recording {
+pub(crate) struct Recording {
     graph: burn::backend::BackendGraph<burn::backend::Dispatch>,
 }
 
@@ -13,7 +13,7 @@ pub(super) struct Recording {
 impl Recording {
     /// Records what `work` launches, where the device can record. `work` runs twice: what it allocates
     /// the second time must be what it freed the first.
-    pub(super) fn new(device: &Device, work: impl Fn()) -> Option<Self> {
+    pub(crate) fn new(device: &Device, work: impl Fn()) -> Option<Self> {
         use burn::backend::{Backend, Dispatch};
         if !kiln_ops::policy::device_name(device).starts_with("cuda") {
             return None;
@@ -33,7 +33,7 @@ impl Recording {
     /// # Safety
     ///
     /// The tensors that the recorded launches read must still be there.
-    pub(super) unsafe fn time(&self, device: &Device) -> Result<f64, String> {
+    pub(crate) unsafe fn time(&self, device: &Device) -> Result<f64, String> {
         use burn::backend::{Backend, Dispatch};
         let replay = || {
             // SAFETY: the caller keeps the inputs; the graph keeps the rest.
@@ -49,7 +49,7 @@ impl Recording {
 /// it has one.
 ///
 /// What `work` returns stays alive until all has run.
-pub(super) fn time<T: Send>(
+pub(crate) fn time<T: Send>(
     device: &Device,
     work: impl FnOnce() -> T + Send,
 ) -> Result<(T, f64), String> {

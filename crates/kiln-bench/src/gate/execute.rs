@@ -130,7 +130,7 @@ pub fn execute(
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
-        Err(host::first_line(&text.unwrap_or_else(|| "it panicked".into())))
+        Err(host::one_line(&text.unwrap_or_else(|| "it panicked".into())))
     })
 }
 

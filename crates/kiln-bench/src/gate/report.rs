@@ -3,7 +3,6 @@
 use burn::tensor::DType;
 use kiln_ops::policy::Implementation;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// One kind of check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -63,6 +62,21 @@ pub enum Outcome {
     NotApplicable,
 }
 
+/// What became of one kind of check.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Checked {
+    /// Which.
+    pub check: Check,
+    /// How it went.
+    pub outcome: Outcome,
+    /// How often it was made: cases, times the layouts and repetitions.
+    pub runs: usize,
+    /// How often it failed.
+    pub failed: usize,
+    /// Largest ‖out − ref‖/‖ref‖, of checks that measure it.
+    pub worst: Option<f64>,
+}
+
 /// What the gate found for an operator and element type.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -78,14 +92,10 @@ pub struct Report {
     pub family: Option<&'static str>,
     /// Number of cases.
     pub cases: usize,
-    /// Largest ‖out − ref‖/‖ref‖ of an output.
-    pub forward: f64,
-    /// Largest ‖out − ref‖/‖ref‖ of a gradient.
-    pub backward: f64,
+    /// Every kind of check, in the order of [`Check::ALL`].
+    pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
     pub failures: Vec<(Check, String, String)>,
-    #[serde(skip)]
-    count: BTreeMap<Check, usize>,
 }
 
 /// Failures of one kind that are kept; the others are counted.
@@ -98,7 +108,19 @@ impl Report {
         device: String,
         implementation: Implementation,
         family: Option<&'static str>,
+        differentiable: bool,
     ) -> Self {
+        let checks = Check::ALL.map(|check| {
+            let applies = match check {
+                Check::Written | Check::Guards | Check::Order => {
+                    implementation == Implementation::Fused
+                }
+                Check::Gradients | Check::FiniteDifferences => differentiable,
+                Check::Forward | Check::Repeat => true,
+            };
+            let outcome = if applies { Outcome::Passed } else { Outcome::NotApplicable };
+            Checked { check, outcome, runs: 0, failed: 0, worst: None }
+        });
         Self {
             op: op.into(),
             dtype: format!("{dtype:?}").to_lowercase(),
@@ -106,17 +128,25 @@ impl Report {
             implementation,
             family,
             cases: 0,
-            forward: 0.0,
-            backward: 0.0,
+            checks: checks.into(),
             failures: vec![],
-            count: BTreeMap::new(),
+        }
+    }
+
+    /// Counts a check, with the error that it measured.
+    pub(super) fn ran(&mut self, check: Check, error: Option<f64>) {
+        let checked = &mut self.checks[check as usize];
+        if checked.outcome != Outcome::NotApplicable {
+            checked.runs += 1;
+            checked.worst = checked.worst.into_iter().chain(error).reduce(f64::max);
         }
     }
 
     pub(super) fn fail(&mut self, check: Check, case: &str, what: String) {
-        let count = self.count.entry(check).or_default();
-        *count += 1;
-        if *count <= KEPT {
+        let checked = &mut self.checks[check as usize];
+        checked.outcome = Outcome::Failed;
+        checked.failed += 1;
+        if checked.failed <= KEPT {
             self.failures.push((check, case.into(), what));
         }
     }
@@ -126,23 +156,39 @@ impl Report {
         self.failures.is_empty()
     }
 
-    /// How one kind of check went; `differentiable` says whether the operator has a backward.
-    pub fn outcome(&self, check: Check, differentiable: bool) -> Outcome {
-        let kernel = self.implementation == Implementation::Fused;
-        let applies = match check {
-            Check::Written | Check::Guards | Check::Order => kernel,
-            Check::Gradients | Check::FiniteDifferences => differentiable,
-            Check::Forward | Check::Repeat => true,
-        };
-        match (self.count.contains_key(&check), applies) {
-            (true, _) => Outcome::Failed,
-            (false, true) => Outcome::Passed,
-            (false, false) => Outcome::NotApplicable,
-        }
+    /// What became of one kind of check.
+    pub fn checked(&self, check: Check) -> &Checked {
+        &self.checks[check as usize]
     }
 
     /// How often a check failed.
     pub fn failed(&self, check: Check) -> usize {
-        self.count.get(&check).copied().unwrap_or_default()
+        self.checked(check).failed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_check_is_listed_in_its_place() {
+        let mut report =
+            Report::new("op", DType::F32, "cpu".into(), Implementation::Reference, None, true);
+        report.ran(Check::Forward, Some(1e-7));
+        report.ran(Check::Forward, Some(2e-7));
+        report.ran(Check::Guards, None);
+        for _ in 0..6 {
+            report.fail(Check::Repeat, "[1]", "differs".into());
+        }
+        let listed: Vec<Check> = report.checks.iter().map(|checked| checked.check).collect();
+        assert_eq!(listed, Check::ALL);
+        let forward = report.checked(Check::Forward);
+        assert_eq!((forward.outcome, forward.runs), (Outcome::Passed, 2));
+        assert_eq!(forward.worst, Some(2e-7));
+        let guards = report.checked(Check::Guards);
+        assert_eq!((guards.outcome, guards.runs), (Outcome::NotApplicable, 0));
+        assert_eq!((report.failed(Check::Repeat), report.failures.len()), (6, KEPT));
+        assert!(!report.green());
     }
 }

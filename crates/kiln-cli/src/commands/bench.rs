@@ -1,9 +1,10 @@
 //! `kiln bench`: times behind the gate, and runs side by side.
 
 use anyhow::{Context, anyhow, bail};
+use burn::tensor::DType;
 use kiln_bench::bench::{self, Ceilings, Plan, Run};
 use kiln_bench::registry::Scale;
-use kiln_ops::device;
+use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,6 +38,13 @@ pub struct Args {
     /// Print Markdown.
     #[arg(long)]
     markdown: bool,
+    /// Climb the ladder of tril_matmul instead: kernels from naive to tensor cores and two that cheat,
+    /// each with what convicts it.
+    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "rounds"])]
+    ladder: bool,
+    /// Side of the ladder's matrices; 4096 on CUDA and 256 elsewhere if none is given.
+    #[arg(long, requires = "ladder")]
+    size: Option<usize>,
     /// Put runs written by --json, or by benches/peers, side by side instead of timing.
     #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["json", "policy"])]
     compare: Vec<PathBuf>,
@@ -57,6 +65,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let ops = super::operators(&args.ops)?;
+    if args.ladder && args.ops != ["tril_matmul"] {
+        bail!("--ladder is that of one operator: kiln bench tril_matmul --ladder");
+    }
     let opened = device::open(&args.device)?;
     eprintln!("device: {}", opened.why);
     let dtype = match args.dtype.as_deref() {
@@ -66,6 +77,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     if !opened.device.supports_dtype(dtype) {
         bail!("{} does not have {dtype:?}", opened.name);
+    }
+    if args.ladder {
+        return ladder(&args, &opened, dtype);
     }
     let scale = match args.shapes {
         Shapes::Small => Scale::Small,
@@ -98,6 +112,27 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         write(&path, &toml::to_string_pretty(&Policy { table, ..Policy::default() })?)?;
     }
     Ok(if red.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// The rungs of tril_matmul; the exit status is 1 if an honest one is red or a cheat gets through.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn ladder(args: &Args, opened: &Opened, dtype: DType) -> anyhow::Result<ExitCode> {
+    use kiln_bench::ladder;
+    let size = args.size.unwrap_or(if opened.name.starts_with("cuda") { 4096 } else { 256 });
+    let mut note = |rung: &str| eprintln!("{rung}");
+    let climbed = ladder::climb(&opened.device, dtype, size, command(), &mut note);
+    let climbed = climbed.map_err(|e| anyhow!(e))?;
+    println!("{}", ladder::table(&climbed, args.markdown));
+    if let Some(path) = &args.json {
+        write(path, &serde_json::to_string_pretty(&climbed)?)?;
+    }
+    Ok(if climbed.as_expected() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Without CubeCL there are no kernels.
+#[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+fn ladder(_: &Args, _: &Opened, _: DType) -> anyhow::Result<ExitCode> {
+    bail!("the ladder is made of kernels: build with `--features cuda` or `--features wgpu`")
 }
 
 /// The command line, as one would type it.

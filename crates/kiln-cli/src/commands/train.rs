@@ -13,6 +13,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The device where none is given.
+const AUTO: &str = "auto";
+
 /// Arguments of `kiln train`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -23,7 +26,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = AUTO)]
     device: String,
     /// Go on with the run in `train.out` from its last checkpoint, with the configuration it was
     /// started with and the overrides given now.
@@ -82,14 +85,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The configuration in the file, or that of the run to go on with, with the overrides.
 fn config(args: &Args) -> anyhow::Result<Config> {
-    let config = config::load(&args.config, &args.set)?;
     if !args.resume {
-        return Ok(config);
+        return Ok(config::load(&args.config, &args.set)?);
     }
-    let run = RunDir::open(&config.train.out)?;
+    // The file only says where the run is: nothing else of it counts, so it may be wrong.
+    let out = config::run_folder(&args.config, &args.set)?;
+    let run = RunDir::open(&out)?;
     let mut saved = run.load_config(&args.set)?;
-    saved.train.out = config.train.out.clone(); // the folder may have moved
-    if saved != config {
+    saved.train.out = out; // the folder may have moved
+    if config::load(&args.config, &args.set).is_ok_and(|config| config != saved) {
         eprintln!(
             "note: {} differs from {}, which the run was started with and which counts",
             args.config.display(),
@@ -128,10 +132,53 @@ fn stop_on_ctrl_c(stop: &Arc<AtomicBool>, progress: &Progress) -> anyhow::Result
     ctrlc::set_handler(handler).context("cannot listen to Ctrl-C")
 }
 
+/// What goes on with this run in the same way, to be copied.
 fn resume_command(args: &Args) -> String {
-    let mut command = format!("{} train {}", program(), args.config.display());
+    let mut command = format!("{} train {}", program(), quoted(&args.config.to_string_lossy()));
     for set in &args.set {
         command += &format!(" --set '{set}'");
     }
+    if args.device != AUTO {
+        command += &format!(" --device {}", args.device);
+    }
+    if args.kernel != Implementation::Auto {
+        command += &format!(" --kernel {}", args.kernel);
+    }
+    if let Some(policy) = &args.policy {
+        command += &format!(" --policy {}", quoted(&policy.to_string_lossy()));
+    }
     command + " --resume"
+}
+
+/// In quotes where a shell would take it apart.
+fn quoted(path: &str) -> String {
+    if path.contains(char::is_whitespace) { format!("'{path}'") } else { path.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_command_that_goes_on_has_all_that_was_given() {
+        let hint = |line: &str| {
+            let args = Line::parse_from(line.split(' ')).args;
+            resume_command(&args).split_once(" train ").unwrap().1.to_string()
+        };
+        assert_eq!(hint("train"), "configs/quickstart.toml --resume");
+        let line = "train a.toml --set train.steps=9 --device cuda:1 --kernel reference --policy p";
+        assert_eq!(
+            hint(line),
+            "a.toml --set 'train.steps=9' --device cuda:1 --kernel reference --policy p --resume"
+        );
+        assert_eq!(hint("train a.toml --device wgpu --resume"), "a.toml --device wgpu --resume");
+        assert_eq!(quoted("my runs/a.toml"), "'my runs/a.toml'");
+    }
 }

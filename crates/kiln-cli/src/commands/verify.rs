@@ -3,7 +3,6 @@
 use anyhow::Context;
 use comfy_table::{Table, presets};
 use kiln_bench::gate::{self, Check, Options, Outcome, Report};
-use kiln_bench::registry;
 use kiln_ops::device;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -66,8 +65,9 @@ fn table(reports: &[Report]) -> String {
     header.push("verdict");
     table.set_header(header);
     for report in reports {
-        let differentiable = registry::find(&report.op).is_ok_and(|op| op.spec().differentiable);
-        let error = |worst: f64| format!("{worst:.1e}");
+        let error = |check| {
+            report.checked(check).worst.map_or_else(|| "-".into(), |worst| format!("{worst:.1e}"))
+        };
         let mut row = vec![
             report.op.clone(),
             report.dtype.clone(),
@@ -76,12 +76,12 @@ fn table(reports: &[Report]) -> String {
                 None => report.implementation.to_string(),
             },
             report.cases.to_string(),
-            error(report.forward),
-            error(report.backward),
+            error(Check::Forward),
+            error(Check::Gradients),
         ];
-        row.extend(Check::ALL.map(|check| match report.outcome(check, differentiable) {
+        row.extend(report.checks.iter().map(|checked| match checked.outcome {
             Outcome::Passed => "ok".to_string(),
-            Outcome::Failed => format!("{} RED", report.failed(check)),
+            Outcome::Failed => format!("{} RED", checked.failed),
             Outcome::NotApplicable => "-".to_string(),
         }));
         row.push(if report.green() { "green".into() } else { "RED".into() });

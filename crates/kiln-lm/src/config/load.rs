@@ -1,7 +1,7 @@
 //! Reads a configuration from TOML and `section.key=value` overrides, with errors that name the
 //! file and line, or the override, and writes it back.
 
-use super::{Config, Violation};
+use super::{Config, TrainConfig, Violation};
 use serde::Deserialize;
 use std::io;
 use std::ops::Range;
@@ -55,9 +55,12 @@ pub enum ConfigError {
 
 /// Reads the configuration in `path`, applies the overrides and validates the result.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|reason| ConfigError::Read { path: path.to_path_buf(), reason })?;
-    parse(&text, &path.display().to_string(), overrides)
+    parse(&read(path)?, &path.display().to_string(), overrides)
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|reason| ConfigError::Read { path: path.to_path_buf(), reason })
 }
 
 /// Reads a configuration from `text`, applies the overrides and validates the result; `origin`
@@ -67,17 +70,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
 /// as a string: `model.width=256`, `data.sources=["a", "b"]` and `data.tokenizer=char` all work.
 pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Config, ConfigError> {
     let mut source = Source { text, origin, overrides: Vec::new() };
-    let mut root =
-        DeTable::parse(text).map_err(|error| source.malformed(error.span(), error.message()))?;
-    // Spans of overrides count on from the end of the text, so that one number tells where any
-    // part of the merged table was written.
-    let mut base = text.len() + 1;
-    for given in overrides {
-        let end = base + given.len() + 1;
-        set(root.get_mut(), given, base..end)?;
-        source.overrides.push((base..end, given));
-        base = end;
-    }
+    let root = source.merged(overrides)?;
     let table = root.get_ref().clone();
     let config = Config::deserialize(toml::Deserializer::from(root))
         .map_err(|error| source.explain(&table, &error))?;
@@ -92,6 +85,36 @@ pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Config, C
         }
         Err(other) => Err(other),
     }
+}
+
+/// The folder of the run that a configuration describes, `train.out`. Its other values may be anything,
+/// and where an override names the folder the file is not even read: a run that exists has a
+/// configuration of its own.
+pub fn run_folder(path: &Path, overrides: &[String]) -> Result<PathBuf, ConfigError> {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct OnlyTrain {
+        train: OnlyOut,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct OnlyOut {
+        out: Option<PathBuf>,
+    }
+
+    let names_it = |given: &&String| {
+        let key = given.split('=').next().unwrap_or_default();
+        key.split('.').map(str::trim).eq(["train", "out"])
+    };
+    let overrides: Vec<String> = overrides.iter().filter(names_it).cloned().collect();
+    let text = if overrides.is_empty() { read(path)? } else { String::new() };
+    let origin = path.display().to_string();
+    let mut source = Source { text: &text, origin: &origin, overrides: Vec::new() };
+    let root = source.merged(&overrides)?;
+    let table = root.get_ref().clone();
+    let found = OnlyTrain::deserialize(toml::Deserializer::from(root))
+        .map_err(|error| source.explain(&table, &error))?;
+    Ok(found.train.out.unwrap_or_else(|| TrainConfig::default().out))
 }
 
 /// The whole configuration as TOML, defaults included; [`parse`] reads it back to an equal one.
@@ -171,7 +194,23 @@ struct Source<'a> {
     overrides: Vec<(Range<usize>, &'a str)>,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    /// The text as a table, with the overrides in it.
+    fn merged(&mut self, overrides: &'a [String]) -> Result<Spanned<DeTable<'a>>, ConfigError> {
+        let mut root = DeTable::parse(self.text)
+            .map_err(|error| self.malformed(error.span(), error.message()))?;
+        // Spans of overrides count on from the end of the text, so that one number tells where any
+        // part of the merged table was written.
+        let mut base = self.text.len() + 1;
+        for given in overrides {
+            let end = base + given.len() + 1;
+            set(root.get_mut(), given, base..end)?;
+            self.overrides.push((base..end, given));
+            base = end;
+        }
+        Ok(root)
+    }
+
     /// The override that a span begins in.
     fn overriding(&self, start: usize) -> Option<&str> {
         let (_, given) = self.overrides.iter().find(|(range, _)| range.contains(&start))?;

@@ -8,7 +8,7 @@ mod schedule;
 mod shape;
 mod validate;
 
-pub use load::{ConfigError, load, parse, to_toml};
+pub use load::{ConfigError, load, parse, run_folder, to_toml};
 pub use validate::Violation;
 
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub struct DataConfig {
     /// How text becomes tokens.
     #[serde(default)]
     pub tokenizer: TokenizerConfig,
-    /// Share of the text, taken from its end, that is kept for validation: above 0, below 1.
+    /// Share of the text that is kept for validation: above 0, below 1.
     #[serde(default = "default_validation")]
     pub validation: f64,
     /// Folder of the prepared token shards.

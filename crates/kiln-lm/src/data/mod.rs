@@ -10,6 +10,7 @@ mod hugging_face;
 mod prepare;
 mod shard;
 mod sources;
+mod split;
 mod stream;
 mod tokenizer;
 

@@ -5,11 +5,13 @@ use super::error::DataError;
 use super::hugging_face::check_vocab_size;
 use super::shard::ShardWriter;
 use super::sources::{Corpus, expand};
+use super::split::Split;
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, TokenizerConfig};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 
 /// Text that is encoded and written at a time.
@@ -51,7 +53,8 @@ impl fmt::Display for Stage {
 ///
 /// Relative paths (sources, tokenizer file, cache) start at `base`. The files are sorted by path
 /// and put one after the other: with the end-of-document token after each if the tokenizer has one,
-/// else with a newline between two. A damaged cache is reported as a warning and made anew.
+/// else with a newline between two. Of many files whole ones of each kind are kept for validation, of
+/// few the end of the text. A damaged cache is reported as a warning and made anew.
 ///
 /// # Errors
 ///
@@ -74,7 +77,8 @@ pub fn prepare(
     })?;
 
     let cache = base.join(&config.cache);
-    let dir = cache.join(key(&plan, share, &corpus));
+    let split = Split::of(&corpus, share);
+    let dir = cache.join(key(&plan, &split, &corpus));
     if dir.exists() {
         match Dataset::open(&dir) {
             Ok(dataset) => return Ok(dataset),
@@ -84,9 +88,8 @@ pub fn prepare(
 
     fs::create_dir_all(&cache).map_err(DataError::io(&cache))?;
     let temporary = temporary_folder(".preparing-", &cache)?;
-    let cut = corpus.split(share);
-    let tokenizer = plan.tokenizer(&corpus, cut, progress)?;
-    write(&corpus, cut, files.len(), &tokenizer, temporary.path(), progress)?;
+    let tokenizer = plan.tokenizer(&corpus, &split, progress)?;
+    write(&corpus, &split, files.len(), &tokenizer, temporary.path(), progress)?;
     publish(temporary, &dir, &cache)?;
     let dataset = Dataset::open(&dir)?;
     Ok(Dataset { reused: false, ..dataset })
@@ -137,21 +140,24 @@ impl Plan {
     fn tokenizer(
         &self,
         corpus: &Corpus,
-        cut: usize,
+        split: &Split,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Tokenizer, DataError> {
         match self {
             Self::Ready { tokenizer, .. } => Ok(tokenizer.clone()),
             Self::Characters => Ok(Tokenizer::characters(&corpus.text)),
             Self::Bpe(vocab_size) => {
+                let total = split.train.iter().map(|range| range.len()).sum();
                 let mut report = |done| {
-                    let (stage, total) = (Stage::Train, cut);
+                    let stage = Stage::Train;
                     progress(Progress { stage, done, total });
                 };
                 report(0);
-                let documents = corpus.documents(0, cut).map(|(document, _)| document);
+                let ranges = split.train.iter();
+                let documents = ranges.flat_map(|range| corpus.documents(range.start, range.end));
+                let documents = documents.map(|(document, _)| document);
                 let tokenizer = Tokenizer::train_bpe(documents, *vocab_size);
-                report(cut);
+                report(total);
                 tokenizer
             }
         }
@@ -159,7 +165,7 @@ impl Plan {
 }
 
 /// Names the folder: a hash of all that decides what is in it.
-fn key(plan: &Plan, share: f64, corpus: &Corpus) -> String {
+fn key(plan: &Plan, split: &Split, corpus: &Corpus) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&VERSION.to_le_bytes());
     match plan {
@@ -167,7 +173,12 @@ fn key(plan: &Plan, share: f64, corpus: &Corpus) -> String {
         Plan::Characters => hasher.update(b"char"),
         Plan::Bpe(size) => hasher.update(b"bpe ").update(&(*size as u64).to_le_bytes()),
     };
-    hasher.update(&share.to_le_bytes());
+    for ranges in [&split.train, &split.validation] {
+        hasher.update(&(ranges.len() as u64).to_le_bytes());
+        for place in ranges.iter().flat_map(|range| [range.start, range.end]) {
+            hasher.update(&(place as u64).to_le_bytes());
+        }
+    }
     for end in &corpus.ends {
         hasher.update(&(*end as u64).to_le_bytes());
     }
@@ -177,7 +188,7 @@ fn key(plan: &Plan, share: f64, corpus: &Corpus) -> String {
 
 fn write(
     corpus: &Corpus,
-    cut: usize,
+    split: &Split,
     files: usize,
     tokenizer: &Tokenizer,
     dir: &Path,
@@ -185,7 +196,7 @@ fn write(
 ) -> Result<(), DataError> {
     let total = corpus.text.len();
     let mut done = 0;
-    let mut shard = |name: &str, start: usize, end: usize| {
+    let mut shard = |name: &str, ranges: &[Range<usize>]| {
         let mut writer = ShardWriter::create(&dir.join(name), tokenizer.vocab_size())?;
         let mut text = |text: &str, writer: &mut ShardWriter| {
             for piece in tokenizer.pieces(text, PIECE) {
@@ -196,21 +207,22 @@ fn write(
             }
             Ok(())
         };
-        match tokenizer.eos() {
-            None => text(&corpus.text[start..end], &mut writer)?,
-            Some(eos) => {
-                for (document, ends) in corpus.documents(start, end) {
-                    text(document, &mut writer)?;
-                    if ends {
-                        writer.write(&[eos])?;
-                    }
+        for range in ranges {
+            let Some(eos) = tokenizer.eos() else {
+                text(&corpus.text[range.clone()], &mut writer)?;
+                continue;
+            };
+            for (document, ends) in corpus.documents(range.start, range.end) {
+                text(document, &mut writer)?;
+                if ends {
+                    writer.write(&[eos])?;
                 }
             }
         }
         writer.finish()
     };
-    let train_tokens = shard(TRAIN, 0, cut)?;
-    let validation_tokens = shard(VALIDATION, cut, total)?;
+    let train_tokens = shard(TRAIN, &split.train)?;
+    let validation_tokens = shard(VALIDATION, &split.validation)?;
 
     let json = tokenizer.to_json()?;
     write_synced(&dir.join(TOKENIZER), json.as_bytes())?;

@@ -1,5 +1,5 @@
 //! From `sources` to one text: expands files, folders and globs, reads them in sorted order and
-//! remembers where each document ends.
+//! remembers where each document ends and of what kind it is.
 
 use super::error::DataError;
 use std::collections::BTreeMap;
@@ -103,6 +103,8 @@ pub(super) struct Corpus {
     pub(super) text: String,
     /// Byte offset in `text` at which each document ends.
     pub(super) ends: Vec<usize>,
+    /// Kind of each document: the extension of its file.
+    pub(super) kinds: Vec<String>,
 }
 
 impl Corpus {
@@ -124,6 +126,8 @@ impl Corpus {
                     }
                     corpus.text.push_str(text);
                     corpus.ends.push(corpus.text.len());
+                    let kind = file.path.extension().unwrap_or_default();
+                    corpus.kinds.push(kind.to_string_lossy().to_ascii_lowercase());
                 }
                 Err(error) if file.named => return Err(error),
                 Err(error) => tracing::warn!("skipped: {error}"),
@@ -135,14 +139,6 @@ impl Corpus {
             return Err(DataError::EmptyCorpus { files });
         }
         Ok(corpus)
-    }
-
-    /// Byte offset that leaves the last `share` of the characters behind it: as nanoGPT does, the
-    /// training split has `floor(n * (1 - share))` of them.
-    pub(super) fn split(&self, share: f64) -> usize {
-        let train = train_characters(self.text.chars().count(), share);
-        let cut = self.text.char_indices().nth(train);
-        cut.map_or(self.text.len(), |(offset, _)| offset)
     }
 
     /// Documents between two byte offsets, each with whether it ends there.
@@ -170,16 +166,6 @@ fn text_of<'a>(bytes: &'a [u8], file: &SourceFile) -> Result<&'a str, DataError>
         Some(offset) if !file.named => Err(invalid(offset)),
         _ => Ok(text),
     }
-}
-
-/// `floor(n * (1 - share))`, where a product within rounding of a whole number counts as that
-/// number: `10 * (1 - 0.9)` is 1, although it is 0.9999999999999998 in f64.
-fn train_characters(n: usize, share: f64) -> usize {
-    let exact = n as f64 * (1.0 - share);
-    let tolerance = n as f64 * 2.0 * f64::EPSILON;
-    let whole = exact.round();
-    let train = if (exact - whole).abs() <= tolerance { whole } else { exact.floor() };
-    (train as usize).min(n)
 }
 
 #[cfg(test)]
@@ -272,26 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn split_counts_follow_nanogpt() {
-        for (n, share, expected) in [
-            (1_115_394, 0.1, 1_003_854), // tiny Shakespeare
-            (10, 0.1, 9),
-            (10, 0.9, 1),
-            (100, 0.99, 1),
-            (1000, 0.999, 1),
-            (19, 0.1, 17),
-            (1, 0.1, 0),
-            (1_000_000_007, 0.25, 750_000_005),
-        ] {
-            assert_eq!(train_characters(n, share), expected, "{n} * (1 - {share})");
-        }
-        let corpus = Corpus { text: "ab😀défghij".into(), ends: vec![13] };
-        assert_eq!(&corpus.text[corpus.split(0.7)..], "défghij");
-    }
-
-    #[test]
     fn documents_know_where_they_end() {
-        let corpus = Corpus { text: "onetwothree".into(), ends: vec![3, 6, 11] };
+        let (text, ends) = ("onetwothree".into(), vec![3, 6, 11]);
+        let corpus = Corpus { text, ends, ..Corpus::default() };
         let documents = |a, b| corpus.documents(a, b).collect::<Vec<_>>();
         assert_eq!(documents(0, 4), [("one", true), ("t", false)]);
         assert_eq!(documents(4, 11), [("wo", true), ("three", true)]);

@@ -50,8 +50,12 @@ pub struct Trainer {
     events: EventWriter,
     state: State,
     rejected: Vec<String>,
-    /// Loss and gradient norm of the steps that were not read back yet, `[2]` each.
+    /// Loss and gradient norm of the steps that were not looked at yet, `[2]` each.
     pending: Vec<Tensor<1>>,
+    /// Steps that were looked at since the last metrics.
+    unlogged: u64,
+    /// Of the last step that was looked at.
+    gradient_norm: f32,
     training_time: Duration,
 }
 
@@ -133,6 +137,8 @@ impl Trainer {
             state,
             rejected: Vec::new(),
             pending: Vec::new(),
+            unlogged: 0,
+            gradient_norm: f32::NAN,
             training_time: Duration::ZERO,
         })
     }

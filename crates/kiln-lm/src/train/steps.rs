@@ -3,9 +3,14 @@
 use super::{Observer, Outcome, StepMetrics, Summary, TrainError, Trainer, derived_seed, tensors};
 use crate::run::Kind;
 use burn::tensor::Tensor;
+use kiln_ops::policy;
 use kiln_optim::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Steps between looks at the numbers on a device that works on its own. A look waits for it, which
+/// costs the time to prepare a step; on the CPU a step is done when it returns, and a look is free.
+const LOOK_EVERY: usize = 10;
 
 impl Trainer {
     /// Trains until all steps are done or `stop` is set; both leave a checkpoint of the last step.
@@ -35,7 +40,11 @@ impl Trainer {
             let log = due(train.log_every) || step == 1;
             let (evaluate, sample) = (due(train.eval_every), due(train.sample_every));
             let checkpoint = due(train.checkpoint_every);
+            let look = !policy::is_cube(&self.device) || self.pending.len() >= LOOK_EVERY;
             if !(log || evaluate || sample || checkpoint) {
+                if look {
+                    self.look()?;
+                }
                 continue;
             }
             // Before anything else happens with the model: nothing is saved after a NaN.
@@ -90,7 +99,7 @@ impl Trainer {
     }
 
     /// One optimizer step. Its loss and gradient norm stay on the device until
-    /// [`read_back`](Self::read_back): a read waits for the device, which is then idle while the
+    /// [`look`](Self::look): a read waits for the device, which is then idle while the
     /// next step is prepared.
     fn optimizer_step(&mut self) -> Result<(), TrainError> {
         let train = &self.config.train;
@@ -135,14 +144,14 @@ impl Trainer {
         self.config.schedule.rate(step as usize, self.config.train.steps, highest)
     }
 
-    /// Reads loss and gradient norm of every step since the last time; the metrics of the last.
-    fn read_back(&mut self, since: Instant) -> Result<StepMetrics, TrainError> {
-        let steps = self.pending.len() as u64;
-        let first = self.state.step - steps + 1;
-        let numbers = match self.pending.is_empty() {
-            true => Vec::new(),
-            false => read(Tensor::cat(std::mem::take(&mut self.pending), 0))?,
-        };
+    /// Reads loss and gradient norm of every step that was not looked at yet, in their order: the
+    /// first that is no finite number ends the run.
+    fn look(&mut self) -> Result<(), TrainError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let first = self.state.step - self.pending.len() as u64 + 1;
+        let numbers = read(Tensor::cat(std::mem::take(&mut self.pending), 0))?;
         for (step, numbers) in (first..).zip(numbers.chunks(2)) {
             for (what, value) in ["loss", "gradient norm"].into_iter().zip(numbers) {
                 if !value.is_finite() {
@@ -151,14 +160,23 @@ impl Trainer {
             }
             self.state.first_loss.get_or_insert(numbers[0]);
             self.state.last_loss = Some(numbers[0]);
+            self.gradient_norm = numbers[1];
+            self.unlogged += 1;
         }
+        Ok(())
+    }
+
+    /// Looks at what there is; the metrics of the last step, with the speed since the last time.
+    fn read_back(&mut self, since: Instant) -> Result<StepMetrics, TrainError> {
+        self.look()?;
+        let steps = std::mem::take(&mut self.unlogged);
         let elapsed = since.elapsed();
         self.training_time += elapsed;
         Ok(StepMetrics {
             step: self.state.step,
             loss: self.state.last_loss.unwrap_or(f32::NAN),
             learning_rate: self.learning_rate(self.state.step.saturating_sub(1)),
-            gradient_norm: numbers.last().copied().unwrap_or(f32::NAN),
+            gradient_norm: self.gradient_norm,
             tokens_per_second: per_second(steps as f64 * self.tokens_per_step() as f64, elapsed),
         })
     }

@@ -81,6 +81,8 @@ pub(crate) fn dataset(config: &Config) -> Dataset {
 pub(crate) struct Memory {
     pub(crate) stop_after: Option<u64>,
     pub(crate) stop: Arc<AtomicBool>,
+    /// The last step that was given to the device.
+    pub(crate) given: u64,
     pub(crate) steps: Vec<StepMetrics>,
     pub(crate) evaluations: Vec<Evaluation>,
     pub(crate) samples: Vec<String>,
@@ -110,6 +112,7 @@ impl Observer for Memory {
         self.rejected = start.rejected.clone();
     }
     fn stepped(&mut self, step: u64) {
+        self.given = step;
         if Some(step) == self.stop_after {
             self.stop.store(true, Ordering::SeqCst);
         }

@@ -3,7 +3,7 @@
 
 pub mod audit;
 
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
@@ -58,6 +58,13 @@ fn row_stride(shape: &[usize], strides: &[usize]) -> Option<usize> {
         expected *= shape[i];
     }
     Some(strides[inner])
+}
+
+/// Bytes that must divide where a slice of a tensor begins and ends for Burn to keep a view: it copies
+/// any other. None where there are no kernels.
+pub fn view_alignment(device: &Device) -> Option<usize> {
+    let client = crate::policy::client(device)?;
+    Some(client.properties().memory.alignment as usize)
 }
 
 /// The widest vector, up to 16 bytes of `dtype`, in which all of them can be read.

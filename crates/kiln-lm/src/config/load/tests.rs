@@ -245,3 +245,24 @@ fn files_are_loaded_and_a_missing_one_is_named() {
     let line = load(&path, &[]).expect_err("not TOML").to_string();
     assert!(line.starts_with(&format!("{}:1: ", path.display())), "{line}");
 }
+
+#[test]
+fn the_folder_of_a_run_is_found_in_a_file_that_is_wrong_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.toml");
+    let folder = |text: &str, overrides: &[&str]| {
+        std::fs::write(&path, text).unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+        run_folder(&path, &overrides).map_err(|error| error.to_string())
+    };
+    let wrong = "[model]\nwidht = 17\n[train]\nsteps = \"many\"\nout = \"runs/a\"\n";
+    assert_eq!(folder(wrong, &[]), Ok("runs/a".into()));
+    assert_eq!(folder(wrong, &["train.steps=3", "train.out=b", "train.out=c"]), Ok("c".into()));
+    assert_eq!(folder("", &[]), Ok("runs/default".into()));
+    let error = folder("[train]\n\nout = 3\n", &[]).unwrap_err();
+    assert!(error.contains("x.toml:3: train.out: ") && error.contains("a path"), "{error}");
+    assert!(folder("[train", &[]).unwrap_err().contains("x.toml:1: "));
+    assert_eq!(folder("[train", &["train.out=d"]), Ok("d".into()));
+    let gone = run_folder(&dir.path().join("gone.toml"), &[]).unwrap_err().to_string();
+    assert!(gone.contains("cannot read the configuration"), "{gone}");
+}

@@ -61,6 +61,34 @@ fn splits_and_joins() {
 }
 
 #[test]
+fn of_many_files_whole_ones_of_each_kind_are_kept() {
+    let names: Vec<(String, String)> = (0..40)
+        .map(|i| {
+            let kind = if i % 2 == 0 { "rs" } else { "md" };
+            (format!("{i:02}.{kind}"), format!("{kind}{i:02}\n"))
+        })
+        .collect();
+    let files: Vec<(&str, &str)> = names.iter().map(|(n, t)| (n.as_str(), t.as_str())).collect();
+    let mut folder = Folder::new(TokenizerConfig::Char, &files);
+    folder.config.sources = vec!["*.rs".into(), "*.md".into()];
+    let first = folder.prepare().unwrap();
+    let (train, validation) = texts(&first);
+    for kind in ["rs", "md"] {
+        assert_eq!((train.matches(kind).count(), validation.matches(kind).count()), (18, 2));
+    }
+    for name in validation.split_whitespace() {
+        assert!(!train.contains(name), "{name} is in both");
+    }
+    // The same text as one file is cut elsewhere, and so prepared anew.
+    let mut one = Folder::new(TokenizerConfig::Char, &[("all.txt", "")]);
+    let all: Vec<String> = names.iter().map(|(_, text)| text.clone()).collect();
+    fs::write(one.path("all.txt"), all.join("\n")).unwrap();
+    one.config.cache = folder.path("cache");
+    let second = one.prepare().unwrap();
+    assert!(!second.reused && second.dir != first.dir && folder.prepare().unwrap().reused);
+}
+
+#[test]
 fn a_tokenizer_file_is_used_as_it_is() {
     let bpe = Folder::new(TokenizerConfig::Bpe(300), &[("a.txt", &"hear, hear! ".repeat(9))]);
     let trained = bpe.prepare().unwrap();
