@@ -124,8 +124,12 @@ pub(crate) fn backward(
     [lse, scale]: [CubeTensor; 2],
     options: &CrossEntropyOptions,
 ) -> CubeTensor {
-    let dlogits =
-        launch::output(&logits, op, "grad.logits", logits.meta.shape().clone(), logits.dtype);
+    // Every element is read and written by one unit: over the logits where nobody needs them again.
+    let dlogits = if launch::reusable(&logits) {
+        logits.clone()
+    } else {
+        launch::output(&logits, op, "grad.logits", logits.meta.shape().clone(), logits.dtype)
+    };
     let (logits, targets) = (Rows::new(logits), Rows::new(targets));
     let client = logits.tensor.client.clone();
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];

@@ -125,6 +125,11 @@ fn records() -> MutexGuard<'static, Vec<Record>> {
     RECORDS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+/// Whether an audit runs.
+pub(crate) fn running() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
 /// A poisoned output between guard bands, while an audit runs.
 pub(crate) fn output(
     like: &CubeTensor,
@@ -134,7 +139,7 @@ pub(crate) fn output(
     dtype: DType,
     pitch: usize,
 ) -> Option<CubeTensor> {
-    if !ACTIVE.load(Ordering::Relaxed) {
+    if !running() {
         return None;
     }
     let width = shape[shape.num_dims() - 1];

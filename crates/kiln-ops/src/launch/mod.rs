@@ -139,6 +139,15 @@ fn pitched(shape: &Shape, pitch: usize) -> Metadata {
     Metadata::new(shape.clone(), strides)
 }
 
+/// Whether a result may take this tensor's memory: nobody else holds it. wgpu refuses a buffer that is
+/// read and written in one launch, and an audit wants outputs of its own.
+pub(crate) fn reusable(tensor: &CubeTensor) -> bool {
+    tensor.client.name() == "cuda"
+        && tensor.is_contiguous()
+        && tensor.can_mut()
+        && !audit::running()
+}
+
 /// Stands in for an output that this launch does not write.
 pub(crate) fn unused(like: &CubeTensor, dtype: DType) -> CubeTensor {
     let shape = Shape::new([16]);

@@ -21,7 +21,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 const OP: &str = "linear_cross_entropy";
 /// Memory for the logits of a chunk.
-const CHUNK_BYTES: usize = 100 << 20;
+const CHUNK_BYTES: usize = 200 << 20;
 
 /// The options, and the kernels that products run on.
 #[derive(Debug, Clone, Copy)]

@@ -135,8 +135,20 @@ fn register<B: MatmulOps>(
         grads.register::<B>(node, gradient::<B>(dy.clone(), right, scaled, &a_shape, dtype));
     }
     if let Some(node) = nodes[1] {
-        let left = transposed::<B>(a);
-        grads.register::<B>(node, gradient::<B>(left, dy, scaled, &b_shape, dtype));
+        let last = b_shape.num_dims() - 2;
+        let shared = b_shape[..last].iter().all(|size| *size == 1);
+        let stacked = a_shape[..last].iter().any(|size| *size != 1);
+        let db = if shared && stacked && a_shape.num_elements() > 0 {
+            // One matrix for a stack: the sum over the stack is one product over all its rows.
+            let rows: usize = a_shape[..=last].iter().product();
+            let flat = |t, cols| B::float_reshape(t, Shape::new([rows, cols]));
+            let left = transposed::<B>(flat(a, a_shape[last + 1]));
+            let right = flat(dy, b_shape[last + 1]);
+            B::float_reshape(B::kiln_matmul(left, right, Scaled { dtype, ..scaled }), b_shape)
+        } else {
+            gradient::<B>(transposed::<B>(a), dy, scaled, &b_shape, dtype)
+        };
+        grads.register::<B>(node, db);
     }
 }
 

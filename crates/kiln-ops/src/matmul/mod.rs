@@ -70,8 +70,8 @@ pub fn matmul<const D: usize>(
     b: Tensor<D>,
     options: MatmulOptions,
 ) -> Result<Tensor<D>, OpError> {
-    let shape = check(&a, &b, options)?;
-    run(a, b, None, options, shape)
+    check(&a, &b, options)?;
+    run(a, b, None, options)
 }
 
 /// alpha · `a` · `b` + beta · `c`, where `c` broadcasts to the shape of the result: a bias is
@@ -95,7 +95,7 @@ pub fn matmul_add<const D: usize>(
     let fits = c.dims().iter().zip(&shape).all(|(c, y)| c == y || *c == 1);
     check.shape("c", &c.dims(), fits, format!("{shape:?} or 1 in place of any of them"))?;
     check.device("c", &c.device(), &a.device())?;
-    run(a, b, Some(c), options, shape)
+    run(a, b, Some(c), options)
 }
 
 /// The shape of the result.
@@ -137,7 +137,6 @@ fn run<const D: usize>(
     b: Tensor<D>,
     c: Option<Tensor<D>>,
     options: MatmulOptions,
-    shape: [usize; D],
 ) -> Result<Tensor<D>, OpError> {
     let call = policy::Call {
         op: OP,
@@ -146,31 +145,9 @@ fn run<const D: usize>(
         device: &a.device(),
         has_kernel: true,
     };
-    if !policy::fused(&call)? {
-        return Ok(reference::matmul(a, b, c, options));
+    if policy::fused(&call)? {
+        #[cfg(feature = "cube")]
+        return Ok(backend::fused(a, b, c, options));
     }
-    // One weight for a stack of rows: a single product of all rows.
-    let shared = D > 2 && b.dims()[..D - 2].iter().all(|d| *d == 1);
-    // (Burn's reshape takes a size of 0 for "as before".)
-    let flat = shared && c.is_none() && !shape.contains(&0);
-    #[cfg(feature = "cube")]
-    if flat {
-        let [k, n] = [shape_of(&b, 2), shape_of(&b, 1)];
-        let rows = a.shape().num_elements() / k;
-        let y = backend::fused(a.reshape([rows, k]), b.reshape([k, n]), None, options);
-        return Ok(y.reshape(shape));
-    }
-    #[cfg(feature = "cube")]
-    return Ok(backend::fused(a, b, c, options));
-    #[cfg(not(feature = "cube"))]
-    {
-        let _ = (flat, shape);
-        unreachable!("without a CubeCL device the policy takes the reference")
-    }
-}
-
-/// The size of a dimension counted from the last, which is 1.
-#[cfg(feature = "cube")]
-fn shape_of<const D: usize>(tensor: &Tensor<D>, from_last: usize) -> usize {
-    tensor.dims()[D - from_last]
+    Ok(reference::matmul(a, b, c, options))
 }

@@ -1,7 +1,7 @@
 //! A product as data, and its launch.
 
 use super::family::{self, Family};
-use super::operand::Stack;
+use super::operand::{Order, Stack};
 #[cfg(feature = "cuda")]
 use super::schedule::BlocksLaunch;
 use super::{Epilogue, Triangles, units};
@@ -74,6 +74,17 @@ impl Operands {
         })
     }
 
+    /// One B for a stack: a single product of all rows of A, if they follow each other.
+    fn fold(&mut self) {
+        let a = &self.a;
+        let rows = a.order == Order::Rows && a.batch == a.rows * a.line && a.batches > 1;
+        if rows && self.b.batches == 1 && self.add.is_none() && !self.triangles.masked() {
+            self.m *= self.batches;
+            self.a.rows = self.m;
+            (self.batches, self.a.batches) = (1, 1);
+        }
+    }
+
     /// Whether tensor-core kernels can read the operands; copies those whose lines are not aligned.
     #[cfg(feature = "cuda")]
     fn align(&mut self) -> bool {
@@ -143,16 +154,10 @@ impl Product {
         }
     }
 
-    /// Adds to C in its own memory, if nobody else holds it and a result of `dtype` fits there.
-    /// (wgpu refuses a buffer that is read and written in one launch.)
+    /// Adds to C in its own memory, if that may be taken and a result of `dtype` fits there.
     pub(crate) fn accumulate(mut self, c: CubeTensor, beta: f64) -> Self {
         let full = shape(self.a.meta.shape(), self.b.meta.shape());
-        let fits = c.client.name() == "cuda"
-            && c.dtype == self.dtype
-            && *c.meta.shape() == full
-            && c.is_contiguous()
-            && c.can_mut();
-        if fits {
+        if launch::reusable(&c) && c.dtype == self.dtype && *c.meta.shape() == full {
             self.out = Some(c.clone());
             self.in_place = true;
         }
@@ -183,6 +188,7 @@ impl Product {
             triangles: self.triangles,
             in_place: self.in_place,
         };
+        operands.fold();
         let family = family::choose(self.family, &like.client, like.dtype);
         #[cfg(feature = "cuda")]
         if family != Family::Units && operands.n > 1 && operands.align() {
