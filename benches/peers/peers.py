@@ -17,7 +17,6 @@ import torch
 # Memory that the inputs rotate through: many times the L2 cache.
 ROTATED = 1e9
 BURST_MS = 30.0
-ROUNDS = 12
 PAUSE = 0.05
 
 
@@ -56,7 +55,7 @@ def burst(run):
     return start.elapsed_time(end)
 
 
-def time_together(calls):
+def time_together(calls, rounds):
     """Times several calls in alternation; returns microseconds (median, 20 %, 80 %) of each."""
     for call in calls:
         for turn in range(3):
@@ -65,7 +64,7 @@ def time_together(calls):
     lengths = [max(1, min(500, int(BURST_MS / max(1e-4, ms)))) for ms in few]
     recorded = [record(call, length) for call, length in zip(calls, lengths)]
     times = [[] for _ in calls]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for run, length, out in zip(recorded, lengths, times):
             # Bursts without pauses heat the board up to its limit and time that.
             time.sleep(PAUSE)
@@ -84,6 +83,7 @@ def main(ops):
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=["small", "train", "large"], default="train")
+    parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="bf16")
     args = parser.parse_args()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
@@ -98,7 +98,7 @@ def main(ops):
     torch.cuda.set_stream(torch.cuda.Stream())
     measured = ((op, *row) for op, rows in ops.items() for row in rows(dtype, args.shapes))
     for op, which, shape, nbytes, flops, calls in measured:
-        for name, (us, low, high) in zip(calls, time_together(list(calls.values()))):
+        for name, (us, low, high) in zip(calls, time_together(list(calls.values()), args.rounds)):
             run["rows"].append(
                 dict(op=op, **{"pass": which}, shape=shape, dtype=args.dtype, implementation=name,
                      us=us, us_low=low, us_high=high, bytes=nbytes, flops=flops)
