@@ -11,7 +11,7 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, NodeGuard, Ops, OpsKind, OpsPrep, Tracked},
 };
-use burn::backend::{Autodiff, AutodiffBackend, Backend, tensor::FloatTensor};
+use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata, tensor::FloatTensor};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -114,4 +114,10 @@ where
         }
         OpsKind::UnTracked(_) => forward().map(<Autodiff<B, C> as AutodiffBackend>::from_inner),
     }
+}
+
+/// The last two dimensions swapped, as a view.
+pub(crate) fn transposed<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let rank = tensor.shape().num_dims();
+    B::float_swap_dims(tensor, rank - 2, rank - 1)
 }

@@ -1,6 +1,7 @@
 //! The matrix product as a Burn operation: dispatch, fusion and autodiff.
 
 use super::{MatmulOptions, OP};
+use crate::autodiff::transposed;
 use crate::tile::{self, Family, Product};
 use burn::backend::autodiff::{
     NodeId,
@@ -111,11 +112,6 @@ fn sum_to<B: Backend>(mut tensor: FloatTensor<B>, like: &Shape) -> FloatTensor<B
 
 fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if tensor.dtype() == dtype { tensor } else { B::float_cast(tensor, FloatDType::from(dtype)) }
-}
-
-fn transposed<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let rank = tensor.shape().num_dims();
-    B::float_swap_dims(tensor, rank - 2, rank - 1)
 }
 
 /// Registers dA and dB where they are wanted.

@@ -1,6 +1,7 @@
 //! The triangular product as a Burn operation: dispatch, fusion and autodiff.
 
 use super::OP;
+use crate::autodiff::transposed;
 use crate::tile::{self, Family, Product, Triangle, Triangles};
 use burn::backend::autodiff::{
     NodeId,
@@ -8,9 +9,7 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{
-    Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
-};
+use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
 
@@ -65,11 +64,6 @@ impl TrilMatmulOps for CubeBackend {
         let product = Product::new(OP, a, b, dtype);
         Product { triangles, family: triangular.family, ..product }.run()
     }
-}
-
-fn transposed<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let rank = tensor.shape().num_dims();
-    B::float_swap_dims(tensor, rank - 2, rank - 1)
 }
 
 #[derive(Debug)]
