@@ -1,4 +1,4 @@
-//! All raw PTX of the crate: barriers, copies, TMA and tensor cores, behind functions that say what they
+//! The raw PTX of products: barriers, copies, TMA and tensor cores, behind functions that say what they
 //! do.
 //!
 //! Addresses of shared memory are 32-bit integers, as the instructions take them. An operand of

@@ -72,7 +72,7 @@ impl WgmmaProduct {
     }
 }
 
-#[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
