@@ -18,6 +18,11 @@ def rows(a_turned, b_turned):
     def make(dtype, which):
         size = torch.finfo(dtype).bits // 8
         for m, k, n in SHAPES[which]:
+            # The gradients of the products of training: dX = dY·Wᵀ and dW = Xᵀ·dY.
+            if which == "train" and b_turned:
+                k, n = n, k
+            if which == "train" and a_turned:
+                m, k = k, m
             a_shape = (k, m) if a_turned else (m, k)
             b_shape = (n, k) if b_turned else (k, n)
             names = ["×".join(map(str, s)) for s in (a_shape, b_shape)]

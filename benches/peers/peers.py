@@ -83,6 +83,7 @@ def main(ops):
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=["small", "train", "large"], default="train")
+    parser.add_argument("--pass", dest="only", choices=["forward", "backward"], help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="bf16")
     args = parser.parse_args()
@@ -98,6 +99,8 @@ def main(ops):
     torch.cuda.set_stream(torch.cuda.Stream())
     measured = ((op, *row) for op, rows in ops.items() for row in rows(dtype, args.shapes))
     for op, which, shape, nbytes, flops, calls in measured:
+        if args.only not in (None, which):
+            continue
         for name, (us, low, high) in zip(calls, time_together(list(calls.values()), args.rounds)):
             run["rows"].append(
                 dict(op=op, **{"pass": which}, shape=shape, dtype=args.dtype, implementation=name,

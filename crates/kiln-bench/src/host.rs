@@ -118,6 +118,12 @@ pub enum Input {
 }
 
 impl Input {
+    /// A matrix that is on the device already.
+    pub(crate) fn of(matrix: Tensor<2>) -> Self {
+        let shape = matrix.dims().to_vec();
+        Self::Float { leaf: matrix.clone(), rows: matrix, shape }
+    }
+
     /// Uploads a float input; `gradient` asks for its gradient.
     pub fn float(
         host: &HostTensor,

@@ -195,8 +195,14 @@ pub trait Operator: Sync {
     /// What the public function returns.
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError>;
 
+    /// What the forward keeps for [`backward_kernels`](Self::backward_kernels) beside the inputs.
+    fn saved(&self, _call: &Call<'_>) -> Vec<Tensor<2>> {
+        vec![]
+    }
+
     /// The kernels of the backward, called past autodiff, whose bookkeeping on the host takes
-    /// longer than many of them; none if the operator has no such way. For timing only.
+    /// longer than many of them; none if the operator has no such way. What [`saved`](Self::saved) made
+    /// follows the inputs. For timing only.
     fn backward_kernels(
         &self,
         _call: &Call<'_>,

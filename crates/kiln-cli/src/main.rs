@@ -60,6 +60,10 @@ fn main() -> ExitCode {
         }
         Err(error) => error.exit(),
     };
+    #[cfg(feature = "compile-cache")]
+    if std::env::var_os("KILN_KERNEL_CACHE").is_none_or(|value| value != "off") {
+        kiln_ops::kernel_cache::keep();
+    }
     let result = match cli.command {
         Command::Train(args) => commands::train::run(args),
         Command::Generate(args) => commands::generate::run(args),

@@ -27,6 +27,8 @@ pub mod device;
 mod error;
 #[cfg(feature = "cube")]
 pub(crate) mod exponential;
+#[cfg(feature = "compile-cache")]
+pub mod kernel_cache;
 #[cfg(feature = "cube")]
 pub mod launch;
 #[cfg(feature = "oracle")]
@@ -58,7 +60,7 @@ pub mod prelude {
     pub use crate::attention::{AttentionOptions, attention};
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
-    pub use crate::matmul::{MatmulOptions, matmul, matmul_add};
+    pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk};

@@ -1,6 +1,17 @@
-//! Products inside references, exact in f32 and accumulated in f32 on every device.
+//! How exact products are: of f32 operands as asked for, inside references always in f32.
 
 use burn::tensor::{DType, Tensor};
+
+/// How f32 operands are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum F32Precision {
+    /// In f32.
+    #[default]
+    Highest,
+    /// Where there are tensor cores, as sums of two bf16 each, hi + lo: hi·hi + hi·lo + lo·hi, added up in
+    /// f32, with an error near 2⁻¹⁶ of the terms. Elements must be finite. In f32 elsewhere.
+    High,
+}
 
 /// a · b in the element type of `a`.
 ///

@@ -7,8 +7,10 @@ use common::*;
 use kiln_ops::oracle::matmul as oracle;
 use kiln_ops::policy::{Implementation, force};
 use kiln_ops::prelude::*;
+use kiln_ops::tile;
 
-const PLAIN: MatmulOptions = MatmulOptions { alpha: 1.0, beta: 1.0, dtype: None };
+const PLAIN: MatmulOptions =
+    MatmulOptions { alpha: 1.0, beta: 1.0, dtype: None, precision: F32Precision::Highest };
 
 /// A row-major matrix of these numbers, transposed.
 fn turned(values: &[f64], rows: usize, cols: usize) -> Vec<f64> {
@@ -89,7 +91,7 @@ fn stacks_broadcast_and_their_gradients_are_summed() {
 
 /// alpha·a·b + beta·c with its gradients, `c` of some shape that broadcasts.
 fn check_add(c_shape: [usize; 2], [m, k, n]: [usize; 3], dtype: DType, device: &Device) {
-    let options = MatmulOptions { alpha: 0.5, beta: -2.0, dtype: Some(DType::F32) };
+    let options = MatmulOptions { alpha: 0.5, beta: -2.0, dtype: Some(DType::F32), ..PLAIN };
     let (a, a_held) = tensor(&numbers(m * k, 1, 0.1), [m, k], dtype, device);
     let (b, b_held) = tensor(&numbers(k * n, 2, 0.1), [k, n], dtype, device);
     let count = c_shape[0] * c_shape[1];
@@ -125,6 +127,46 @@ fn bias_and_residual_are_added() {
             for size @ [m, _, n] in [[33, 20, 18], [16, 2056, 24]] {
                 for c in [[m, n], [1, n], [m, 1], [1, 1]] {
                     check_add(c, size, dtype, &device);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of two bf16 leave at most 3·2⁻¹⁸ of each term, TF32 would leave 2⁻¹¹; where there are no tensor
+/// cores nothing changes.
+#[test]
+fn high_precision_is_that_of_three_products() {
+    let options = MatmulOptions { precision: F32Precision::High, ..PLAIN };
+    for device in devices() {
+        for [m, k, n] in [[37, 40, 56], [33, 17, 65], [130, 513, 257]] {
+            let (a, a_held) = tensor(&numbers(m * k, 1, 0.1), [m, k], DType::F32, &device);
+            let (bt, _) =
+                tensor(&turned(&numbers(k * n, 2, 0.1), k, n), [n, k], DType::F32, &device);
+            let b_held = turned(&values(&bt), n, k);
+            let (dy, dy_held) = tensor(&numbers(m * n, 3, 0.1), [m, n], DType::F32, &device);
+            let expected = oracle::forward(&a_held, &b_held, [1, m, k, n], 1.0);
+            let (da, db) = oracle::backward(&a_held, &b_held, [1, m, k, n], 1.0, &dy_held);
+            let mut families = vec![None];
+            families.extend(tile::families(&device, DType::BF16).into_iter().map(Some));
+            for family in families {
+                let run = || {
+                    let a = a.clone().autodiff().require_grad();
+                    let b = bt.clone().transpose().autodiff().require_grad();
+                    let y = matmul(a.clone(), b.clone(), options).unwrap();
+                    let grads = pull(y.clone(), &dy.clone().autodiff()).backward();
+                    [values(&y), values(&a.grad(&grads).unwrap()), values(&b.grad(&grads).unwrap())]
+                };
+                let found = match family {
+                    Some(family) => tile::force(family, run),
+                    None => run(),
+                };
+                for (found, expected) in found.iter().zip([&expected, &da, &db]) {
+                    let off: f64 =
+                        found.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+                    let all: f64 = expected.iter().map(|v| v * v).sum();
+                    let error = (off / all).sqrt();
+                    assert!(error < 2f64.powi(-16), "{error:e}, {m}×{k}×{n}, {family:?}");
                 }
             }
         }

@@ -264,6 +264,26 @@ fn autodiff_in_every_setting() {
     }
 }
 
+/// On CUDA the result may take the memory of its input: only if nobody can see it there.
+#[test]
+fn an_input_that_somebody_holds_is_left_alone() {
+    let (shape, options) = ([2, 5, 7, 16], RopeOptions::default());
+    for device in devices() {
+        let table = table(shape, options, &device);
+        for dtype in dtypes(&device) {
+            let (x, held) = input(shape, Order::Heads, dtype, 1, &device);
+            let x = x.inner();
+            let y = values(&rope(x.clone(), &table, OFFSET).unwrap());
+            assert_eq!(values(&x), held);
+            let (q, k) = rope_qk(x.clone(), x.clone(), &table, OFFSET).unwrap();
+            assert_eq!((values(&q), values(&k)), (y.clone(), y.clone()));
+            assert_eq!(values(&x), held);
+            let last = rope(x, &table, OFFSET).unwrap();
+            assert_eq!(values(&last), y);
+        }
+    }
+}
+
 #[test]
 fn wrong_calls_are_named() {
     let device = devices().remove(0);

@@ -7,6 +7,7 @@
 
 mod ceilings;
 mod compare;
+mod launches;
 #[cfg(feature = "cube")]
 mod pull;
 mod table;
@@ -40,6 +41,8 @@ pub struct Plan {
     pub rounds: usize,
     /// Which family of product kernels; none: the one that would run.
     pub family: Option<&'static str>,
+    /// Only this pass.
+    pub pass: Option<Pass>,
 }
 
 /// Forward or backward.
@@ -201,7 +204,8 @@ fn rows(
     let (forward, backward) = op.work(case, plan.dtype);
     let passes: &[(Pass, Work)] = &[(Pass::Forward, forward), (Pass::Backward, backward)];
     for (pass, work) in passes {
-        if *pass == Pass::Backward && !op.spec().differentiable {
+        let unwanted = plan.pass.is_some_and(|wanted| wanted != *pass);
+        if unwanted || (*pass == Pass::Backward && !op.spec().differentiable) {
             continue;
         }
         let workload = Workload::new(op, case, plan.dtype, device, *pass, work.bytes)?;

@@ -1,6 +1,6 @@
 //! What is timed: one pass of an operator over rotating inputs.
 
-use super::{Pass, timer};
+use super::{Pass, launches, timer};
 use crate::attributes::Attributes;
 use crate::host::{HostTensor, Input};
 use crate::registry::{Call, Case, Holds, Operator};
@@ -91,8 +91,12 @@ impl<'a> Workload<'a> {
         let mut plain = None;
         if backward && policy::is_cube(device) {
             let inner: Vec<_> = cotangents.iter().map(|t| t.clone().inner()).collect();
-            let sets: Vec<Vec<_>> =
-                sets.iter().map(|set| set.iter().map(Input::inner).collect()).collect();
+            let with_saved = |set: &Vec<Input>| -> Vec<Input> {
+                let inputs: Vec<_> = set.iter().map(Input::inner).collect();
+                let saved = op.saved(&Call { inputs: &inputs, attributes: &attributes });
+                inputs.into_iter().chain(saved.into_iter().map(Input::of)).collect()
+            };
+            let sets: Vec<Vec<_>> = sets.iter().map(with_saved).collect();
             let call = Call { inputs: &sets[0], attributes: &attributes };
             if op.backward_kernels(&call, &inner).is_some() {
                 plain = Some((sets, inner));
@@ -143,45 +147,38 @@ impl<'a> Workload<'a> {
             .ok_or_else(|| "no output".into())
     }
 
-    /// Seconds of `calls` calls, and the kernels of this project that they launched.
-    fn time(&self, calls: usize, implementation: Implementation) -> Result<(f64, u64), String> {
-        let kernels;
-        let time = match self.pass {
-            Pass::Forward => {
-                let (outcome, time) = timer::time(self.device, || {
-                    let before = kernel_launches();
-                    let mut kept = vec![];
-                    for turn in 0..calls {
-                        match self.forward(turn, implementation) {
-                            Ok(outputs) if keeps(implementation) => kept.push(outputs),
-                            Ok(_) => {}
-                            Err(error) => return (Err(error), before),
-                        }
+    /// Seconds of `calls` calls.
+    fn time(&self, calls: usize, implementation: Implementation) -> Result<f64, String> {
+        self.measure(calls, implementation).map(|(time, _)| time)
+    }
+
+    /// Seconds of `calls` calls, and the kernels that each of them launched.
+    fn measure(&self, calls: usize, implementation: Implementation) -> Result<(f64, u64), String> {
+        let (outcome, launches) = match self.pass {
+            Pass::Forward => timed(self.device, || {
+                let mut kept = vec![];
+                for turn in 0..calls {
+                    let outputs = self.forward(turn, implementation)?;
+                    if keeps(implementation) {
+                        kept.push(outputs);
                     }
-                    (Ok(kept), before)
-                })?;
-                kernels = kernel_launches() - outcome.1;
-                outcome.0?;
-                time
-            }
+                }
+                Ok(kept)
+            }),
             Pass::Backward if let Some((sets, cotangents)) = self.kernels(implementation) => {
-                let (before, time) = timer::time(self.device, || {
-                    let before = kernel_launches();
+                timed(self.device, || {
                     for turn in 0..calls {
                         let inputs = &sets[turn % sets.len()];
                         let call = Call { inputs, attributes: &self.attributes };
                         let _ = self.op.backward_kernels(&call, cotangents);
                     }
-                    before
-                })?;
-                kernels = kernel_launches() - before;
-                time
+                    Ok(())
+                })
             }
             Pass::Backward => {
                 let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
                 let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
-                let (outcome, time) = timer::time(self.device, || {
-                    let before = kernel_launches();
+                timed(self.device, || {
                     let mut kept = vec![];
                     for graph in graphs {
                         let gradients = graph.backward();
@@ -189,13 +186,11 @@ impl<'a> Workload<'a> {
                             kept.push(gradients);
                         }
                     }
-                    (kept, before)
-                })?;
-                kernels = kernel_launches() - outcome.1;
-                time
+                    Ok(kept)
+                })
             }
         };
-        Ok((time, kernels / calls as u64))
+        Ok((outcome?, launches / calls as u64))
     }
 
     /// Compiles, counts launches and memory of one call, and settles the number of calls of a burst.
@@ -205,9 +200,9 @@ impl<'a> Workload<'a> {
         }
         self.device.memory_cleanup();
         let before = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        let (_, launches) = self.time(1, implementation)?;
+        let (_, launches) = self.measure(1, implementation)?;
         let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        let few = self.time(3, implementation)?.0 / 3.0;
+        let few = self.time(3, implementation)? / 3.0;
         let calls = (BURST / few.max(1e-7)).ceil() as usize;
         // Graphs that wait for their backward make autodiff's bookkeeping slow.
         let graphs = self.pass == Pass::Backward && self.kernels(implementation).is_none();
@@ -218,7 +213,7 @@ impl<'a> Workload<'a> {
         let most = if graphs { most.min(GRAPHS) } else { most };
         self.calls(implementation).store(calls.min(most).clamp(1, CALLS), Ordering::Relaxed);
         Ok(Extra {
-            launches: (implementation == Implementation::Fused).then_some(launches),
+            launches: (launches > 0).then_some(launches),
             peak_mib: before
                 .zip(after)
                 .map(|(before, after)| after.saturating_sub(before) as f64 / 1048576.0),
@@ -269,8 +264,22 @@ impl<'a> Workload<'a> {
                 return Ok(unsafe { recording.time(self.device) }? / calls as f64);
             }
         }
-        Ok(self.time(calls, implementation)?.0 / calls as f64)
+        Ok(self.time(calls, implementation)? / calls as f64)
     }
+}
+
+/// Seconds of what `work` queues, and the kernels that were launched until it was done.
+fn timed<T>(
+    device: &Device,
+    work: impl FnOnce() -> Result<T, String> + Send,
+) -> (Result<f64, String>, u64)
+where
+    T: Send,
+{
+    launches::count(|| {
+        let (outcome, time) = timer::time(device, work)?;
+        outcome.map(|_| time)
+    })
 }
 
 /// Whether results must be seen until the end of a burst: Burn's fusion leaves out elementwise
@@ -278,13 +287,6 @@ impl<'a> Workload<'a> {
 /// shows it.
 fn keeps(implementation: Implementation) -> bool {
     implementation != Implementation::Fused
-}
-
-fn kernel_launches() -> u64 {
-    #[cfg(feature = "cube")]
-    return kiln_ops::launch::launches();
-    #[cfg(not(feature = "cube"))]
-    0
 }
 
 #[cfg(feature = "cube")]

@@ -181,7 +181,13 @@ impl Operator for Row {
             ],
             Scale::Large => &[[2048; 3], [4096; 3], [8192; 3]],
         };
-        sizes.iter().map(|size| self.case(&[], *size)).collect()
+        let turn = |[m, k, n]: [usize; 3]| match (scale, self.a, self.b) {
+            // The gradients of those: dX = dY·Wᵀ and dW = Xᵀ·dY.
+            (Scale::Train, false, true) => [m, n, k],
+            (Scale::Train, true, false) => [k, m, n],
+            _ => [m, k, n],
+        };
+        sizes.iter().map(|size| self.case(&[], turn(*size))).collect()
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {

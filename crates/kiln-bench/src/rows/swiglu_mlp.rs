@@ -69,6 +69,20 @@ impl Operator for Row {
         Ok(vec![y.flatten(0, 1)])
     }
 
+    #[cfg(feature = "cube")]
+    fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
+        let [x, gate, up, down] = [0, 1, 2, 3].map(|i| call.rows(i));
+        kiln_ops::swiglu_mlp::backend::products(x, gate, up, down).into()
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let inputs = [0, 1, 2, 3].map(|i| call.rows(i));
+        let products = [4, 5].map(|i| call.rows(i));
+        let dy = dy[0].clone().reshape(inputs[0].dims());
+        Some(kiln_ops::swiglu_mlp::backend::backward(dy, inputs, products).into())
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
         let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
         let sizes = sizes(call.inputs);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
-use kiln_bench::bench::{self, Ceilings, Plan, Run};
+use kiln_bench::bench::{self, Ceilings, Pass, Plan, Run};
 use kiln_bench::registry::Scale;
 use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
@@ -20,13 +20,16 @@ pub struct Args {
     /// Sizes to time.
     #[arg(long, value_enum, default_value_t = Shapes::Train)]
     shapes: Shapes,
+    /// Only this pass.
+    #[arg(long, value_enum)]
+    pass: Option<OnePass>,
     /// Element type: f32, bf16 or f16; bf16 on CUDA and f32 elsewhere if none is given.
     #[arg(long)]
     dtype: Option<String>,
     /// Bursts of each implementation.
     #[arg(long, default_value_t = 12)]
     rounds: usize,
-    /// The family of product kernels for operators made of products: wgmma or units.
+    /// The family of product kernels for operators made of products: wgmma, mma or units.
     #[arg(long, value_parser = kiln_bench::gate::family)]
     tiles: Option<&'static str>,
     /// Write the run to this file too.
@@ -40,7 +43,7 @@ pub struct Args {
     markdown: bool,
     /// Climb the ladder of tril_matmul instead: kernels from naive to tensor cores and two that cheat,
     /// each with what convicts it.
-    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "rounds"])]
+    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "pass", "rounds"])]
     ladder: bool,
     /// Side of the ladder's matrices; 4096 on CUDA and 256 elsewhere if none is given.
     #[arg(long, requires = "ladder")]
@@ -55,6 +58,12 @@ enum Shapes {
     Small,
     Train,
     Large,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum OnePass {
+    Forward,
+    Backward,
 }
 
 /// Times, or compares.
@@ -86,7 +95,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Shapes::Train => Scale::Train,
         Shapes::Large => Scale::Large,
     };
-    let plan = Plan { scale, dtype, rounds: args.rounds.max(1), family: args.tiles };
+    let pass = args.pass.map(|pass| match pass {
+        OnePass::Forward => Pass::Forward,
+        OnePass::Backward => Pass::Backward,
+    });
+    let plan = Plan { scale, dtype, rounds: args.rounds.max(1), family: args.tiles, pass };
     let mut run = Run::new(&opened.device, command());
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];

@@ -10,7 +10,6 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A tensor as rows of its last dimension: element i of row r is at `r · stride + i`.
 pub(crate) struct Rows {
@@ -166,16 +165,8 @@ pub(crate) fn plane_size(client: &Client) -> u32 {
     if fixed && client.features().plane.contains(Plane::Ops) { hardware.plane_size_max } else { 1 }
 }
 
-static LAUNCHES: AtomicU64 = AtomicU64::new(0);
-
-/// Kernels of this crate that the process has launched so far.
-pub fn launches() -> u64 {
-    LAUNCHES.load(Ordering::Relaxed)
-}
-
 /// The grid of one launch: at least `cubes` cubes within the device's limits; kernels check their position.
 pub fn grid(client: &Client, cubes: usize) -> CubeCount {
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
     let widest = client.properties().hardware.max_cube_count.0 as usize;
     let x = cubes.min(widest);
     CubeCount::Static(x as u32, cubes.div_ceil(x.max(1)) as u32, 1)

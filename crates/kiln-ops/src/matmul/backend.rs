@@ -1,6 +1,6 @@
 //! The matrix product as a Burn operation: dispatch, fusion and autodiff.
 
-use super::{MatmulOptions, OP};
+use super::{F32Precision, MatmulOptions, OP};
 use crate::autodiff::transposed;
 use crate::tile::{self, Family, Product};
 use burn::backend::autodiff::{
@@ -23,18 +23,22 @@ pub struct Scaled {
     alpha: f64,
     beta: f64,
     dtype: DType,
+    precision: F32Precision,
     family: Option<Family>,
 }
 
 impl Scaled {
-    /// alpha · A·B + beta · C in `dtype`, on the kernels that this thread has forced.
-    pub fn new(alpha: f64, beta: f64, dtype: DType) -> Self {
-        Self { alpha, beta, dtype, family: tile::forced() }
+    /// alpha · A·B + beta · C, in `dtype` if the options name none, on the kernels that this thread has
+    /// forced.
+    pub fn new(options: MatmulOptions, dtype: DType) -> Self {
+        let MatmulOptions { alpha, beta, precision, .. } = options;
+        let dtype = options.dtype.unwrap_or(dtype);
+        Self { alpha, beta, dtype, precision, family: tile::forced() }
     }
 
     fn product(self, a: CubeTensor, b: CubeTensor) -> Product {
         let product = Product::new(OP, a, b, self.dtype);
-        Product { alpha: self.alpha, family: self.family, ..product }
+        Product { alpha: self.alpha, precision: self.precision, family: self.family, ..product }
     }
 }
 
@@ -257,8 +261,7 @@ pub(crate) fn fused<const D: usize>(
     c: Option<Tensor<D>>,
     options: MatmulOptions,
 ) -> Tensor<D> {
-    let dtype = options.dtype.unwrap_or(a.dtype());
-    let scaled = Scaled::new(options.alpha, options.beta, dtype);
+    let scaled = Scaled::new(options, a.dtype());
     let (a, b) = (a.into_dispatch(), b.into_dispatch());
     Tensor::from_dispatch(match c {
         None => <Dispatch as MatmulOps>::kiln_matmul(a, b, scaled),

@@ -5,7 +5,8 @@
 //!
 //! Operands are read as they lie in memory: a transposed view (`b.transpose()`), rows cut out of a
 //! wider tensor and broadcast matrices cost no copy. f32 operands are multiplied in f32, exactly:
-//! never in TF32, as Burn's own product does on CUDA without saying so. bf16 and f16 operands are
+//! never in TF32, as Burn's own product does on CUDA without saying so, and on tensor cores as sums of
+//! bf16 only where [`F32Precision::High`] asks for it. bf16 and f16 operands are
 //! multiplied on tensor cores where the device has them, and always added up in f32.
 //!
 //! 2·M·N·K operations for each pair of matrices, twice that backward; (M·K + K·N + M·N) elements
@@ -16,6 +17,8 @@ pub mod backend;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
+
+pub use crate::precision::F32Precision;
 
 use crate::check::Check;
 use crate::{OpError, policy};
@@ -32,11 +35,13 @@ pub struct MatmulOptions {
     pub beta: f64,
     /// Element type of the result, that of the operands if none.
     pub dtype: Option<DType>,
+    /// How f32 operands are multiplied, in the backward too.
+    pub precision: F32Precision,
 }
 
 impl Default for MatmulOptions {
     fn default() -> Self {
-        Self { alpha: 1.0, beta: 1.0, dtype: None }
+        Self { alpha: 1.0, beta: 1.0, dtype: None, precision: F32Precision::Highest }
     }
 }
 

@@ -3,7 +3,8 @@
 //! A unit takes one position and one vector of pairs, loads their cosines and sines once, and turns
 //! that place of several heads: the table, in f32 as many bytes as a head in bf16 moves, costs a
 //! fraction of a read. Neighbouring units take neighbouring vectors. The input may have any
-//! strides with its channels side by side; the output is contiguous.
+//! strides with its channels side by side; the output is contiguous, in the memory of a contiguous
+//! input that nobody else holds.
 
 use super::backend::Turn;
 use crate::launch::{self, Rows};
@@ -253,8 +254,10 @@ pub(crate) fn rope(
     sin: CubeTensor,
     turn: Turn,
 ) -> (CubeTensor, Option<CubeTensor>) {
-    let output = |x: &CubeTensor, name: &'static str| {
-        launch::output(x, op, name, x.meta.shape().clone(), x.dtype)
+    // Over the input where nobody needs it again: what a unit writes it alone has read, before.
+    let output = |x: &CubeTensor, name: &'static str| match launch::reusable(x) {
+        true => x.clone(),
+        false => launch::output(x, op, name, x.meta.shape().clone(), x.dtype),
     };
     let (q_out, k_out) = match &k {
         None => (output(&q, "y"), None),

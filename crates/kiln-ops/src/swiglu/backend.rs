@@ -66,7 +66,7 @@ impl SwiGluGradOps for CubeBackend {
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match kernel::backward(OP, dy, gate, up, Wanted { gate: true, up: true }) {
+        match kernel::backward(OP, dy, gate, up, Wanted { gate: true, up: true, y: false }) {
             (Some(dgate), Some(dup)) => (dgate, dup),
             _ => unreachable!("both are wanted"),
         }
@@ -77,7 +77,8 @@ impl SwiGluGradOps for CubeBackend {
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (dgate, _) = kernel::backward(OP, dy, gate, up, Wanted { gate: true, up: false });
+        let (dgate, _) =
+            kernel::backward(OP, dy, gate, up, Wanted { gate: true, up: false, y: false });
         dgate.expect("dgate is wanted")
     }
 
@@ -86,7 +87,8 @@ impl SwiGluGradOps for CubeBackend {
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (_, dup) = kernel::backward(OP, dy, gate, up, Wanted { gate: false, up: true });
+        let (_, dup) =
+            kernel::backward(OP, dy, gate, up, Wanted { gate: false, up: true, y: false });
         dup.expect("dup is wanted")
     }
 }

@@ -8,7 +8,6 @@
 use crate::exponential::{has_ptx, sigmoid};
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -28,6 +27,17 @@ pub(crate) struct Wanted {
     pub(crate) gate: bool,
     /// Make dup.
     pub(crate) up: bool,
+    /// Make y again.
+    pub(crate) y: bool,
+}
+
+/// What a backward launch writes: contiguous tensors of the shape of gate.
+#[derive(Default)]
+pub(crate) struct Gradients {
+    pub(crate) gate: Option<CubeTensor>,
+    pub(crate) up: Option<CubeTensor>,
+    /// May stand in the memory of dy.
+    pub(crate) y: Option<CubeTensor>,
 }
 
 /// Units of a cube and what they do, fixed when the kernel is compiled.
@@ -104,6 +114,7 @@ fn backward_kernel<E: Float, N: Size>(
     up: &[Vector<E, N>],
     dgate: &mut [Vector<E, N>],
     dup: &mut [Vector<E, N>],
+    y: &mut [Vector<E, N>],
     vectors: usize,
     width: usize,
     dy_stride: usize,
@@ -123,7 +134,7 @@ fn backward_kernel<E: Float, N: Size>(
         let i = min(first + c * units, vectors - 1);
         d_held[c] = dy[place(i, width, dy_stride, plan.strided)];
         g_held[c] = gate[place(i, width, gate_stride, plan.strided)];
-        if comptime!(wanted.gate) {
+        if comptime!(wanted.gate || wanted.y) {
             u_held[c] = up[place(i, width, up_stride, plan.strided)];
         }
     }
@@ -141,6 +152,9 @@ fn backward_kernel<E: Float, N: Size>(
             }
             if comptime!(wanted.up) {
                 dup[i] = Vector::cast_from(d * g * s);
+            }
+            if comptime!(wanted.y) {
+                y[i] = Vector::cast_from(g * s * Vector::<f32, N>::cast_from(u_held[c]));
             }
         }
     }
@@ -209,12 +223,21 @@ pub(crate) fn backward(
     let gradient = |name: &'static str| launch::output(&gate, op, name, shape.clone(), dtype);
     let dgate = wanted.gate.then(|| gradient("grad.gate"));
     let dup = wanted.up.then(|| gradient("grad.up"));
+    let gradients = Gradients { gate: dgate.clone(), up: dup.clone(), y: None };
+    backward_into([dy, gate, up], gradients);
+    (dgate, dup)
+}
+
+/// Writes those that are there.
+pub(crate) fn backward_into([dy, gate, up]: [CubeTensor; 3], gradients: Gradients) {
+    let (shape, dtype) = (gate.meta.shape().clone(), gate.dtype);
+    let Gradients { gate: dgate, up: dup, y } = gradients;
     if shape.num_elements() == 0 {
-        return (dgate, dup);
+        return;
     }
-    let unused = |dtype: DType| launch::unused(&gate, dtype);
-    let dgate_arg = dgate.clone().unwrap_or_else(|| unused(dtype));
-    let dup_arg = dup.clone().unwrap_or_else(|| unused(dtype));
+    let wanted = Wanted { gate: dgate.is_some(), up: dup.is_some(), y: y.is_some() };
+    let [dgate, dup, y] =
+        [dgate, dup, y].map(|out| out.unwrap_or_else(|| launch::unused(&gate, dtype)));
     let client = gate.client.clone();
     let mut rows = [Rows::new(dy), Rows::new(gate), Rows::new(up)];
     let strided = flatten(&mut rows);
@@ -222,9 +245,9 @@ pub(crate) fn backward(
     let size = launch::vector_size(&client, dtype, &[&dy, &gate, &up]);
     let vectors = shape.num_elements() / size;
     let plan = Plan::new(&client, BACKWARD_CHUNKS, strided);
-    let address =
-        launch::address_type(&[&dy.tensor, &gate.tensor, &up.tensor, &dgate_arg, &dup_arg]);
-    // SAFETY: as forward; gradients that are not wanted are not touched.
+    let address = launch::address_type(&[&dy.tensor, &gate.tensor, &up.tensor, &dgate, &dup, &y]);
+    // SAFETY: as forward; gradients that are not wanted are not touched, and a vector of dy is read
+    // by the unit that may write y there, before it does.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,
@@ -235,8 +258,9 @@ pub(crate) fn backward(
             dy.tensor.into_buffer_arg(),
             gate.tensor.into_buffer_arg(),
             up.tensor.into_buffer_arg(),
-            dgate_arg.into_buffer_arg(),
-            dup_arg.into_buffer_arg(),
+            dgate.into_buffer_arg(),
+            dup.into_buffer_arg(),
+            y.into_buffer_arg(),
             vectors,
             gate.width / size,
             dy.stride / size,
@@ -247,5 +271,4 @@ pub(crate) fn backward(
             dtype_to_elem_type(dtype),
         );
     }
-    (dgate, dup)
 }

@@ -9,7 +9,7 @@
 //! 6·M·D·F operations forward, twice that backward, for M rows, width D and inner width F.
 
 #[cfg(feature = "cube")]
-mod fused;
+pub mod backend;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -60,7 +60,7 @@ pub fn swiglu_mlp<const D: usize>(
     };
     if policy::fused(&call)? {
         #[cfg(feature = "cube")]
-        return Ok(fused::swiglu_mlp(x, w_gate, w_up, w_down));
+        return Ok(backend::fused(x, w_gate, w_up, w_down));
     }
     Ok(reference::swiglu_mlp(x, w_gate, w_up, w_down))
 }

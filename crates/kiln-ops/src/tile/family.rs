@@ -10,6 +10,8 @@ use std::cell::Cell;
 pub enum Family {
     /// Hopper's tensor cores through wgmma and TMA: bf16 and f16 operands.
     Wgmma,
+    /// Tensor cores through mma.sync and TMA, from compute capability 9.0 on: bf16 and f16 operands.
+    MmaTma,
     /// Tensor cores through mma.sync and cp.async, from compute capability 8.0 on: bf16 and f16
     /// operands.
     Mma,
@@ -19,12 +21,13 @@ pub enum Family {
 
 impl Family {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Wgmma, Self::Mma, Self::Units];
+    pub const ALL: [Self; 4] = [Self::Wgmma, Self::MmaTma, Self::Mma, Self::Units];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Wgmma => "wgmma",
+            Self::MmaTma => "mma_tma",
             Self::Mma => "mma",
             Self::Units => "units",
         }
@@ -34,7 +37,7 @@ impl Family {
     fn runs(self, client: &Client, dtype: DType) -> bool {
         let half = matches!(dtype, DType::BF16 | DType::F16);
         let features = client.features();
-        // Both are written in PTX, which CUDA C++ alone takes.
+        // They are written in PTX, which CUDA C++ alone takes.
         let tensor_cores = half && cfg!(feature = "cuda") && client.name() == "cuda";
         match self {
             // wgmma exists on this one architecture.
@@ -43,6 +46,7 @@ impl Family {
                     && features.tma.contains(Tma::Base)
                     && client.properties().identity.fingerprint == "ptx_sm90"
             }
+            Self::MmaTma => tensor_cores && features.tma.contains(Tma::Base),
             Self::Mma => tensor_cores && features.copy_async,
             Self::Units => true,
         }

@@ -7,12 +7,18 @@
 
 mod family;
 #[cfg(feature = "cuda")]
+mod feed;
+#[cfg(feature = "cuda")]
+mod maps;
+#[cfg(feature = "cuda")]
 mod mask;
 #[cfg(feature = "cuda")]
 mod mma;
 mod operand;
 #[cfg(feature = "cuda")]
 mod order;
+#[cfg(feature = "cuda")]
+mod precision;
 mod product;
 #[cfg(feature = "cuda")]
 mod ptx;
@@ -23,9 +29,13 @@ mod units;
 #[cfg(feature = "cuda")]
 mod wgmma;
 
+#[cfg(feature = "cuda")]
+use cubecl::prelude::*;
 pub(crate) use family::forced;
 pub use family::{Family, families, force};
-pub(crate) use product::{Product, shape};
+pub(crate) use product::{Product, pairs, shape};
+#[cfg(feature = "cuda")]
+pub(crate) use product::{gate, sum};
 
 /// Which part of a matrix counts; the rest is never read as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -83,6 +93,26 @@ impl Triangles {
     }
 }
 
+/// How the matrices of two products belong together; comptime.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Pair {
+    /// There is one product only.
+    #[default]
+    None,
+    /// silu(A·B₀) · (A·B₁); the two products are stored too if `keep`.
+    Gate { keep: bool },
+    /// A₀·B₀ + A₁·B₁.
+    Sum,
+}
+
+#[cfg(feature = "cuda")]
+impl Pair {
+    pub(crate) fn gates(self) -> bool {
+        matches!(self, Self::Gate { .. })
+    }
+}
+
 /// What happens to a sum before it is rounded and stored; comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Epilogue {
@@ -92,4 +122,14 @@ pub(crate) struct Epilogue {
     pub(crate) add: bool,
     /// Plus what the result's memory holds, f32.
     pub(crate) accumulate: bool,
+}
+
+/// C of a kernel: the distances of its matrices, rows and columns, and beta.
+#[cfg(feature = "cuda")]
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Addend {
+    pub(crate) batch: usize,
+    pub(crate) row: usize,
+    pub(crate) col: usize,
+    pub(crate) beta: f32,
 }

@@ -1,12 +1,17 @@
 //! A product as data, and its launch.
 
+#[cfg(feature = "cuda")]
+use super::AddendLaunch;
 use super::family::{self, Family};
 use super::operand::{Order, Stack};
 #[cfg(feature = "cuda")]
 use super::schedule::BlocksLaunch;
 use super::{Epilogue, Triangles, units};
 use crate::launch;
+use crate::precision::F32Precision;
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cuda")]
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "cuda")]
 use cubecl::prelude::*;
@@ -28,6 +33,8 @@ pub(crate) struct Product {
     /// Of the result.
     pub(crate) dtype: DType,
     pub(crate) triangles: Triangles,
+    /// Of f32 operands.
+    pub(crate) precision: F32Precision,
     /// The kernels it should run on.
     pub(crate) family: Option<Family>,
     /// Memory for the result, of its shape and element type and with contiguous rows; new memory if
@@ -58,9 +65,28 @@ pub(super) struct Operands {
     pub(super) triangles: Triangles,
     /// C stands where the result goes.
     pub(super) in_place: bool,
+    /// What the second product of a pair has of its own; for wgmma alone.
+    #[cfg(feature = "cuda")]
+    pub(super) second: Option<Second>,
+}
+
+/// The second product of a pair.
+#[cfg(feature = "cuda")]
+pub(super) enum Second {
+    /// B₁ of A₀·B₀ + A₁·B₁; the matrices of A are a stack.
+    Sum { b: Stack },
+    /// B₁ of silu(A·B₀) · (A·B₁), and where that goes.
+    Gate { b: Stack, hidden: CubeTensor, keep: bool },
 }
 
 impl Operands {
+    /// Blocks of K that a sum has.
+    #[cfg(feature = "cuda")]
+    pub(super) fn blocks_of_k(&self, depth: usize) -> usize {
+        let single = self.k.div_ceil(depth);
+        if matches!(self.second, Some(Second::Sum { .. })) { 2 * single } else { single }
+    }
+
     /// beta, or nothing.
     pub(super) fn beta(&self) -> f64 {
         self.add.as_ref().map_or(0.0, |(_, beta)| *beta)
@@ -74,6 +100,13 @@ impl Operands {
         })
     }
 
+    /// C for a kernel.
+    #[cfg(feature = "cuda")]
+    pub(super) fn addend(&self) -> AddendLaunch {
+        let [batch, row, col] = self.add_strides();
+        AddendLaunch::new(batch, row, col, self.beta() as f32)
+    }
+
     /// One B for a stack: a single product of all rows of A, if they follow each other.
     fn fold(&mut self) {
         let a = &self.a;
@@ -83,6 +116,14 @@ impl Operands {
             self.a.rows = self.m;
             (self.batches, self.a.batches) = (1, 1);
         }
+    }
+
+    /// Operands of f32 as bf16, of the same product.
+    #[cfg(feature = "cuda")]
+    fn halve(&mut self) {
+        self.a = super::precision::halves(&self.a, self.op, false);
+        self.b = super::precision::halves(&self.b, self.op, true);
+        self.k *= 3;
     }
 
     /// Whether tensor-core kernels can read the operands; copies those whose lines are not aligned.
@@ -114,6 +155,7 @@ impl Operands {
             (tiles_m * tiles_n * splits * self.batches) as u32,
             step(&self.a),
             step(&self.b),
+            self.k.div_ceil(super::schedule::DEPTH) as u32,
         )
     }
 
@@ -148,6 +190,7 @@ impl Product {
             alpha: 1.0,
             dtype,
             triangles,
+            precision: F32Precision::Highest,
             family: None,
             out: None,
             in_place: false,
@@ -187,9 +230,19 @@ impl Product {
             alpha: self.alpha,
             triangles: self.triangles,
             in_place: self.in_place,
+            #[cfg(feature = "cuda")]
+            second: None,
         };
         operands.fold();
-        let family = family::choose(self.family, &like.client, like.dtype);
+        let mut family = family::choose(self.family, &like.client, like.dtype);
+        #[cfg(feature = "cuda")]
+        if like.dtype == DType::F32 && self.precision == F32Precision::High && operands.n > 1 {
+            let of_halves = family::choose(self.family, &like.client, DType::BF16);
+            if of_halves != Family::Units {
+                operands.halve();
+                family = of_halves;
+            }
+        }
         #[cfg(feature = "cuda")]
         if family != Family::Units && operands.n > 1 && operands.align() {
             let aligned = |out: &CubeTensor| Stack::new(out.clone(), leading).aligned();
@@ -200,7 +253,8 @@ impl Product {
                 });
                 match family {
                     Family::Wgmma => super::wgmma::run(&operands, &out),
-                    _ => super::mma::run(&operands, &out),
+                    Family::MmaTma => super::mma::run(&operands, &out, true),
+                    Family::Mma | Family::Units => super::mma::run(&operands, &out, false),
                 }
                 return out;
             }
@@ -210,6 +264,84 @@ impl Product {
         units::run(&operands, &out);
         out
     }
+}
+
+/// Whether two products can be one: on wgmma.
+pub(crate) fn pairs(family: Option<Family>, like: &CubeTensor) -> bool {
+    family::choose(family, &like.client, like.dtype) == Family::Wgmma
+}
+
+/// A·B₀ and A·B₁ as `[2, M, N]` if `keep`, and silu(A·B₀) · (A·B₁), of matrices, where
+/// [`pairs`] says so.
+#[cfg(feature = "cuda")]
+pub(crate) fn gate(
+    op: &'static str,
+    a: CubeTensor,
+    [b, second]: [CubeTensor; 2],
+    keep: bool,
+) -> (Option<CubeTensor>, CubeTensor) {
+    let (like, dtype) = (a.clone(), a.dtype);
+    let [m, k, n] = [a.meta.shape()[0], a.meta.shape()[1], b.meta.shape()[1]];
+    let output = |name, shape| launch::output_aligned(&like, op, name, shape, dtype);
+    let hidden = output("hidden", Shape::new([m, n]));
+    let products = keep.then(|| output("products", Shape::new([2, m, n])));
+    let [a, b, second] = [a, b, second].map(|matrix| Stack::new(matrix, &[]));
+    let second = Second::Gate { b: second, hidden: hidden.clone(), keep };
+    let operands = pair(op, [a, b], [m, n, k], second);
+    super::wgmma::run(&operands, products.as_ref().unwrap_or(&hidden));
+    (products, hidden)
+}
+
+/// A₀·B₀ + A₁·B₁ of a stack `a` of two, in its element type, where [`pairs`] says so.
+#[cfg(feature = "cuda")]
+pub(crate) fn sum(
+    op: &'static str,
+    name: &'static str,
+    a: CubeTensor,
+    [b, second]: [CubeTensor; 2],
+) -> CubeTensor {
+    let (m, k, n) = (a.meta.shape()[1], a.meta.shape()[2], b.meta.shape()[1]);
+    let out = launch::output_aligned(&a, op, name, Shape::new([m, n]), a.dtype);
+    let a = Stack::new(a, &[2]);
+    let [b, second] = [b, second].map(|matrix| Stack::new(matrix, &[]));
+    super::wgmma::run(&pair(op, [a, b], [m, n, k], Second::Sum { b: second }), &out);
+    out
+}
+
+/// A pair of products, its matrices of B in one order and with aligned lines.
+#[cfg(feature = "cuda")]
+fn pair(
+    op: &'static str,
+    [a, b]: [Stack; 2],
+    [m, n, k]: [usize; 3],
+    mut second: Second,
+) -> Operands {
+    let mut o = Operands {
+        op,
+        a,
+        b,
+        add: None,
+        batches: 1,
+        m,
+        n,
+        k,
+        alpha: 1.0,
+        triangles: Triangles::default(),
+        in_place: false,
+        second: None,
+    };
+    let (Second::Sum { b } | Second::Gate { b, .. }) = &mut second;
+    if b.order != o.b.order {
+        for stack in [&mut *b, &mut o.b] {
+            *stack = Stack::new(into_contiguous(stack.tensor.clone()), &[]);
+        }
+    }
+    if !b.aligned() {
+        b.align();
+    }
+    o.align();
+    o.second = Some(second);
+    o
 }
 
 /// C as a stack; one row or column for all is a stride of zero.

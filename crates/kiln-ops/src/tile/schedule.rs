@@ -24,6 +24,8 @@ pub(crate) struct Blocks {
     pub(crate) a_step: u32,
     /// Likewise B.
     pub(crate) b_step: u32,
+    /// Blocks of K of one product; those of the second of a pair follow.
+    pub(crate) single: u32,
 }
 
 /// Where a tile is: row and column of tiles, blocks of K, matrices of A, B and the result.

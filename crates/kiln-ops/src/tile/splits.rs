@@ -27,10 +27,10 @@ pub(super) fn workspace(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn add_up_kernel<C: Float, O: Float>(
-    parts: &[f32],
+fn add_up_kernel<C: Float, O: Float, N: Size>(
+    parts: &[Vector<f32, N>],
     add: &[C],
-    out: &mut [O],
+    out: &mut [Vector<O, N>],
     splits: usize,
     m: usize,
     n: usize,
@@ -54,12 +54,16 @@ fn add_up_kernel<C: Float, O: Float>(
         for split in 1..splits {
             sum += parts[base + split * matrix];
         }
-        sum *= alpha;
+        sum *= Vector::new(alpha);
         if comptime!(has_add) {
-            let at = batch * add_batch + row * add_row + col * add_col;
-            sum += beta * f32::cast_from(add[at]);
+            let at = batch * add_batch + row * add_row;
+            #[unroll]
+            for i in 0..N::value() {
+                let more = beta * f32::cast_from(add[at + (col * N::value() + i) * add_col]);
+                sum.insert(i, sum.extract(i) + more);
+            }
         }
-        out[line * out_pitch + col] = O::cast_from(sum);
+        out[line * out_pitch + col] = Vector::cast_from(sum);
     }
 }
 
@@ -67,11 +71,16 @@ fn add_up_kernel<C: Float, O: Float>(
 pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &CubeTensor) {
     const UNITS: usize = 256;
     let client = &out.client;
-    let total = o.batches * o.m * o.n;
+    let pitch = parts.meta.strides()[0];
+    let out_pitch = out.meta.strides()[out.meta.strides().len() - 2];
+    let aligned = out.handle.offset_start.unwrap_or(0).is_multiple_of(16);
+    let fits = aligned && [o.n, pitch, out_pitch].iter().all(|size| size.is_multiple_of(4));
+    let size = if fits { 4 } else { 1 };
+    let n = o.n / size;
+    let total = o.batches * o.m * n;
     let [add_batch, add_row, add_col] = o.add_strides();
     let add_dtype = o.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
     let units = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
-    let out_pitch = out.meta.strides()[out.meta.strides().len() - 2];
     // SAFETY: positions are checked against the number of elements.
     unsafe {
         add_up_kernel::launch_unchecked(
@@ -79,6 +88,7 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &Cube
             launch::grid(client, total.div_ceil(units)),
             CubeDim::new_1d(units as u32),
             launch::address_type(&[parts, out]),
+            size,
             parts.clone().into_buffer_arg(),
             match &o.add {
                 Some((add, _)) => add.tensor.clone().into_buffer_arg(),
@@ -87,10 +97,10 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &Cube
             out.clone().into_buffer_arg(),
             splits,
             o.m,
-            o.n,
+            n,
             total,
-            parts.meta.strides()[0],
-            out_pitch,
+            pitch / size,
+            out_pitch / size,
             add_batch,
             add_row,
             add_col,

@@ -8,10 +8,12 @@ use kiln_ops::add_rms_norm::backend::{AddRmsNormGradOps, AddRmsNormOps};
 use kiln_ops::cross_entropy::CrossEntropyOptions;
 use kiln_ops::cross_entropy::backend::CrossEntropyPassOps;
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
+use kiln_ops::matmul::{F32Precision, MatmulOptions};
 use kiln_ops::rms_norm::backend::{RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
 use kiln_ops::rope::backend::{RopeOps, Turn};
 use kiln_ops::swiglu::backend::{SwiGluGradOps, SwiGluOps};
+use kiln_ops::swiglu_mlp::backend::{Mlp, SwiGluMlpGradOps, SwiGluMlpOps};
 use kiln_ops::tile::{Family, force};
 use kiln_ops::tril_matmul::backend::{Triangular, TrilMatmulOps};
 
@@ -164,7 +166,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                     }
                 };
                 let (a, b) = (make(m, k, a_turned), make(k, n, b_turned));
-                let scaled = force(family, || Scaled::new(1.0, 0.0, dtype));
+                let scaled = force(family, || Scaled::new(MatmulOptions::default(), dtype));
                 calls.push(Call {
                     name: format!("matmul {name} {order} {m}x{k}x{n}"),
                     run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
@@ -195,10 +197,63 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     for family in Family::ALL {
         let (a, b) = (tensor(client, [512, 512], dtype), tensor(client, [512, 512], dtype));
         let c = tensor(client, [512, 512], DType::F32);
-        let scaled = force(family, || Scaled::new(0.5, 2.0, DType::F32));
+        let options = MatmulOptions {
+            alpha: 0.5,
+            beta: 2.0,
+            dtype: Some(DType::F32),
+            ..MatmulOptions::default()
+        };
+        let scaled = force(family, || Scaled::new(options, dtype));
         calls.push(Call {
             name: format!("matmul_add {name} f32"),
             run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, b, c, scaled))),
         });
+    }
+    // f32 as sums of bf16.
+    if dtype == DType::F32 {
+        let options = MatmulOptions { precision: F32Precision::High, ..MatmulOptions::default() };
+        for (order, turned) in [("nn", false), ("tt", true)] {
+            let make = || {
+                let tensor = tensor(client, [512, 512], dtype);
+                if turned { transposed(tensor) } else { tensor }
+            };
+            let (a, b, scaled) = (make(), make(), Scaled::new(options, dtype));
+            calls.push(Call {
+                name: format!("matmul high {order}"),
+                run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+            });
+        }
+    }
+    // Pairs of products, with wide and with narrow tiles.
+    for [rows, width, inner] in [[8192, 768, 2048], [64, 128, 384]] {
+        for (order, turned) in [("n", false), ("t", true)] {
+            let x = || tensor(client, [rows, width], dtype);
+            let product = || tensor(client, [rows, inner], dtype);
+            let weight = || match turned {
+                true => transposed(tensor(client, [inner, width], dtype)),
+                false => tensor(client, [width, inner], dtype),
+            };
+            let down = || tensor(client, [inner, width], dtype);
+            let name = format!("{name} {order} {rows}x{width}x{inner}");
+            let (a, g, u, d) = (x(), weight(), weight(), down());
+            calls.push(Call {
+                name: format!("swiglu_mlp {name}"),
+                run: Box::new(move || drop(CubeBackend::swiglu_mlp(a, g, u, d, Mlp::new()))),
+            });
+            let (a, g, u, d) = (x(), weight(), weight(), down());
+            calls.push(Call {
+                name: format!("swiglu_mlp kept {name}"),
+                run: Box::new(move || drop(CubeBackend::swiglu_mlp_kept(a, g, u, d, Mlp::new()))),
+            });
+            let (dy, a, g, u, d) = (x(), x(), weight(), weight(), down());
+            let (gate, up) = (product(), product());
+            calls.push(Call {
+                name: format!("swiglu_mlp.grad {name}"),
+                run: Box::new(move || {
+                    let mlp = Mlp::new();
+                    drop(CubeBackend::swiglu_mlp_backward(dy, a, g, u, d, gate, up, mlp));
+                }),
+            });
+        }
     }
 }

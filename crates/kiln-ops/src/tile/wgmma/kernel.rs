@@ -4,13 +4,16 @@
 //! first lane keeps a ring of stages of both operands full through TMA. The others are two groups of
 //! 128 units: each multiplies 64 rows of the tile, releases the stage, and at the end of K rounds its
 //! sums into shared memory, from where TMA stores them. The ring runs on across tiles, so that the
-//! loads of the next tile hide behind the stores of this one.
+//! loads of the next tile hide behind the stores of this one. (Groups that take whole tiles in turns
+//! need an order among themselves: a parity tells only one time round the ring from the next.)
 
+use crate::exponential::sigmoid;
+use crate::tile::feed::{Feed, Maps, load_all, ring};
 use crate::tile::mask::{crossed, mask_block, mask_result};
 use crate::tile::operand::Order;
 use crate::tile::ptx::*;
 use crate::tile::schedule::{Blocks, DEPTH, ROWS, place, turn};
-use crate::tile::{Epilogue, Triangles};
+use crate::tile::{Addend, Epilogue, Pair, Triangles};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
@@ -36,14 +39,6 @@ impl WgmmaTile {
         let stages = (SHARED - 4 * CHUNK - 1024) / stage;
         Self { n, stages: if stages < 6 { stages } else { 6 }, group: 16 }
     }
-
-    fn a_bytes(&self) -> usize {
-        ROWS * DEPTH * 2
-    }
-
-    fn b_bytes(&self) -> usize {
-        self.n * DEPTH * 2
-    }
 }
 
 /// Shared memory that a cube may have.
@@ -59,9 +54,27 @@ pub(crate) struct WgmmaProduct {
     pub(crate) stored: Stored,
     pub(crate) epilogue: Epilogue,
     pub(crate) triangles: Triangles,
+    pub(crate) pair: Pair,
 }
 
 impl WgmmaProduct {
+    /// What is loaded.
+    pub(crate) fn feed(&self) -> Feed {
+        let WgmmaTile { n, stages, group } = self.tile;
+        let Self { a, b, triangles, pair, .. } = *self;
+        Feed { a, b, n, stages, group, triangles, pair }
+    }
+
+    /// Chunks that a group stores.
+    fn chunks(&self) -> usize {
+        let all = self.tile.n / self.stored.columns();
+        match self.pair {
+            Pair::Gate { keep: true } => all + all / 2,
+            Pair::Gate { keep: false } => all / 2,
+            Pair::None | Pair::Sum => all,
+        }
+    }
+
     fn op(&self) -> Wgmma {
         Wgmma {
             half: self.half,
@@ -72,100 +85,71 @@ impl WgmmaProduct {
     }
 }
 
+/// silu(g) · u of the first `half` sums and the others, in place of the first.
+#[cube]
+fn gate_sums<N: Size>(sums: Vector<f32, N>, #[comptime] half: usize) -> Vector<f32, N> {
+    let mut gated = sums;
+    #[unroll]
+    for i in 0..half {
+        let (g, u) = (sums.extract(i), sums.extract(comptime!(i + half)));
+        let s = sigmoid::<Const<1>>(Vector::new(g), true);
+        gated.insert(i, g * s.extract(0usize) * u);
+    }
+    gated
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
+    b_second: &TensorMap<E, Tiled>,
     out: &TensorMap<O, Tiled>,
+    hidden: &TensorMap<O, Tiled>,
     add: &[C],
     order: &[u32],
-    add_batch: usize,
-    add_row: usize,
-    add_col: usize,
+    addend: Addend,
     m: u32,
     n: u32,
     blocks: Blocks,
     alpha: f32,
-    beta: f32,
     #[comptime] product: WgmmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
     let tile = comptime!(product.tile);
     let op = comptime!(product.op());
+    let feed = comptime!(product.feed());
     let stages = comptime!(tile.stages as u32);
-    let (a_bytes, b_bytes) = comptime!((tile.a_bytes() as u32, tile.b_bytes() as u32));
+    let (a_bytes, b_bytes) = comptime!((feed.a_bytes(), feed.b_bytes()));
+    let columns = comptime!(feed.columns() as u32);
     let b_offset = comptime!(stages * a_bytes);
     let chunks_offset = comptime!(stages * (a_bytes + b_bytes));
-    let barriers_offset = comptime!(chunks_offset + 4 * CHUNK as u32);
-    let bytes = comptime!(barriers_offset as usize + 16 * tile.stages);
+    let bytes = comptime!(feed.bytes() + 4 * CHUNK);
     let size!(Sums) = comptime!(op.held());
 
     // One allocation for everything: its address is all that the instructions see.
     let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(bytes / 4), 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());
-    let full = base + barriers_offset;
-    let empty = full + comptime!(8 * stages);
-    let (a_map, b_map) = (tensor_map_address(a), tensor_map_address(b));
-    let out_map = tensor_map_address(out);
+    let barriers = base + comptime!(chunks_offset + 4 * CHUNK as u32);
+    let ring = ring(base, barriers, 1u32, 2u32, feed);
+    let maps = Maps {
+        a: tensor_map_address(a),
+        b: tensor_map_address(b),
+        b_second: tensor_map_address(b_second),
+    };
+    let (out_map, hidden_map) = (tensor_map_address(out), tensor_map_address(hidden));
 
     // The same in all lanes, and known to be, so that descriptors stay in uniform registers.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     let lane = UNIT_POS % 32;
-    if UNIT_POS == 0 {
-        #[unroll]
-        for s in 0..stages {
-            barrier_init(full + s * 8, 1u32);
-            barrier_init(empty + s * 8, 2u32);
-        }
-        barrier_init_fence();
-    }
-    sync_cube();
-
-    let mut round = 0u32;
-    let mut at = turn(order, round, product.triangles);
-    let mut stage = 0u32;
-    let mut phase = 0u32;
     if warp == 8u32 {
         if lane == 0u32 {
-            while at < blocks.total {
-                let following = turn(order, round + 1, product.triangles);
-                let place = place(at, &blocks, tile.group, product.triangles);
-                for k in 0..place.depth {
-                    barrier_wait(empty + stage * 8, phase ^ 1);
-                    let bar = full + stage * 8;
-                    barrier_expect(bar, comptime!(a_bytes + b_bytes));
-                    let x = (place.block + k) * comptime!(DEPTH as u32);
-                    let y = place.row * comptime!(ROWS as u32);
-                    let dst = base + stage * a_bytes;
-                    if comptime!(product.a == Order::Rows) {
-                        tma_load(dst, a_map, bar, x, y, place.a);
-                    } else {
-                        #[unroll]
-                        for i in 0..2u32 {
-                            tma_load(dst + i * 8192, a_map, bar, y + i * 64, x, place.a);
-                        }
-                    }
-                    let y = place.col * comptime!(tile.n as u32);
-                    let dst = base + b_offset + stage * b_bytes;
-                    if comptime!(product.b == Order::Columns) {
-                        tma_load(dst, b_map, bar, x, y, place.b);
-                    } else {
-                        #[unroll]
-                        for i in 0..comptime!(tile.n as u32 / 64) {
-                            tma_load(dst + i * 8192, b_map, bar, y + i * 64, x, place.b);
-                        }
-                    }
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32;
-                        phase ^= 1;
-                    }
-                }
-                round += 1;
-                at = following;
-            }
+            load_all(&maps, &ring, order, &blocks, feed);
         }
     } else {
+        let mut round = 0u32;
+        let mut at = turn(order, round, product.triangles);
+        let mut stage = 0u32;
+        let mut phase = 0u32;
         let group = warp / 4;
         let t = UNIT_POS % 128;
         // Blocks of 64 columns follow each other at 64 rows of 128 bytes: 512 units of 16 bytes.
@@ -183,11 +167,11 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
             let following = turn(order, round + 1, product.triangles);
             let place = place(at, &blocks, tile.group, product.triangles);
             let row0 = place.row * comptime!(ROWS as u32) + group * 64;
-            let col0 = place.col * comptime!(tile.n as u32);
+            let col0 = place.col * columns;
             let mut sums = Array::<Vector<f32, Sums>>::new(1usize);
             sums[0] = Vector::new(0.0f32);
             for k in 0..place.depth {
-                barrier_wait(full + stage * 8, phase & 1);
+                barrier_wait(ring.full + stage * 8, phase & 1);
                 if comptime!(product.triangles.masked()) {
                     // Each group of units masks its rows of A and its half of the columns of B.
                     let k0 = (place.block + k) * comptime!(DEPTH as u32);
@@ -216,7 +200,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                 let db = b_desc + u64::cast_from(stage * comptime!(b_bytes / 16));
                 sums[0] = wgmma_block::<Sums>(sums[0], da, db, op);
                 if t == 0u32 {
-                    barrier_arrive(empty + stage * 8);
+                    barrier_arrive(ring.empty + stage * 8);
                 }
                 stage += 1;
                 if stage == stages {
@@ -231,15 +215,16 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
             if comptime!(product.epilogue.add) {
                 let row = row0 + t / 32 * 16 + t % 32 / 4;
                 let col = col0 + t % 4 * 2;
-                let base = place.out as usize * add_batch;
+                let base = place.out as usize * addend.batch;
                 #[unroll]
                 for i in 0..comptime!(op.sums()) {
                     let row = row + comptime!(i as u32 % 4 / 2 * 8);
                     let col = col + comptime!(i as u32 / 4 * 8 + i as u32 % 2);
                     if row < m && col < n {
-                        let more = add[base + row as usize * add_row + col as usize * add_col];
+                        let more =
+                            add[base + row as usize * addend.row + col as usize * addend.col];
                         let mut changed = sums[0];
-                        changed.insert(i, changed.extract(i) + beta * f32::cast_from(more));
+                        changed.insert(i, changed.extract(i) + addend.beta * f32::cast_from(more));
                         sums[0] = changed;
                     }
                 }
@@ -247,25 +232,41 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
             if comptime!(product.triangles.out_lower) && col0 + comptime!(tile.n as u32) > row0 {
                 sums[0] = mask_result::<Sums>(sums[0], row0, col0, t);
             }
+            let chunks = comptime!(product.chunks());
+            let hidden_chunks = comptime!(columns as usize / product.stored.columns());
             #[unroll]
-            for c in 0..comptime!(tile.n / product.stored.columns()) {
-                // The store before the last has read this half of the staging memory.
+            for number in 0..chunks {
+                // Of a gate the last ones are what it makes of the two products.
+                let gated = comptime!(product.pair.gates() && number + hidden_chunks >= chunks);
+                if comptime!(gated && number + hidden_chunks == chunks) {
+                    sums[0] = gate_sums::<Sums>(sums[0], comptime!(op.sums() / 2));
+                }
+                // The store before the last has read this half of the staging memory; of an odd
+                // number of chunks the last of the tile before had the same half as the first.
                 if t == 0u32 {
-                    tma_store_read(1u32);
+                    tma_store_read(comptime!(if number == 0 && chunks % 2 == 1 {
+                        0u32
+                    } else {
+                        1u32
+                    }));
                 }
                 sync_units(group + 1, 128u32);
-                let offset = comptime!(c as u32 % 2 * CHUNK as u32);
+                let offset = comptime!(number as u32 % 2 * CHUNK as u32);
+                let c = comptime!(if gated { number + hidden_chunks - chunks } else { number });
                 store_chunk::<Sums>(sums[0], s0, s1, s2, s3, offset, c, product.stored);
                 async_proxy_fence();
                 sync_units(group + 1, 128u32);
                 if t == 0u32 {
-                    let x = col0 + comptime!((c * product.stored.columns()) as u32);
+                    let x = col0 + comptime!((c % hidden_chunks * product.stored.columns()) as u32);
                     // Boxes outside the result too, of which nothing is written: the wait above
                     // counts one store for each chunk.
-                    if comptime!(product.epilogue.accumulate) {
+                    if comptime!(gated) {
+                        tma_store(hidden_map, staging + offset, x, row0, place.out);
+                    } else if comptime!(product.epilogue.accumulate) {
                         tma_add(out_map, staging + offset, x, row0, place.out);
                     } else {
-                        tma_store(out_map, staging + offset, x, row0, place.out);
+                        let z = place.out + comptime!((c / hidden_chunks) as u32);
+                        tma_store(out_map, staging + offset, x, row0, z);
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Which tile a product gets, and in how many parts of K.
 
 use super::kernel::WgmmaTile;
-use crate::tile::product::Operands;
+use crate::tile::product::{Operands, Second};
 use crate::tile::schedule::{DEPTH, ROWS};
 
 /// The settings of a launch.
@@ -27,11 +27,15 @@ pub(super) fn plan(o: &Operands, multiprocessors: usize) -> Plan {
         // Square tiles: wider ones would compute more above the diagonal than they gain.
         return Plan { tile: WgmmaTile::new(ROWS), splits: 1 };
     }
-    let blocks = o.k.div_ceil(DEPTH);
+    let blocks = o.blocks_of_k(DEPTH);
+    let gate = matches!(o.second, Some(Second::Gate { .. }));
     let mut best: Option<(f64, Plan)> = None;
-    for (n, stage) in TILES {
-        let tiles = o.m.div_ceil(ROWS) * o.n.div_ceil(n) * o.batches;
-        for splits in 1..=16usize.min(blocks.div_ceil(4)) {
+    // Of a gate a tile holds the same columns of both products, in whole chunks, and all of K.
+    for (n, stage) in TILES.into_iter().filter(|(n, _)| !gate || n.is_multiple_of(128)) {
+        let columns = if gate { n / 2 } else { n };
+        let tiles = o.m.div_ceil(ROWS) * o.n.div_ceil(columns) * o.batches;
+        let most = if gate { 1 } else { 16usize.min(blocks.div_ceil(4)) };
+        for splits in 1..=most {
             let depth = blocks.div_ceil(splits);
             let waves = (tiles * splits).div_ceil(multiprocessors) as f64;
             let mut cost = waves * (depth as f64 * stage + TILE * stage) * STAGE;

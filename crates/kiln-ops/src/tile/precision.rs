@@ -1,0 +1,86 @@
+//! f32 operands as sums of two bf16: hi + lo, three products in one.
+//!
+//! With hi = bf16(x) and lo = bf16(x - hi), a·b is hi·hi + hi·lo + lo·hi up to 2⁻¹⁶ of itself. Along K
+//! the left operand becomes hi, hi, lo and the right one hi, lo, hi: one product of bf16 with three
+//! times as much K, all of it added up in the same f32 sums.
+
+use super::operand::{Order, Stack};
+use crate::launch;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
+use cubecl::prelude::*;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn halves_kernel<E: Float, N: Size>(
+    x: &[Vector<f32, N>],
+    out: &mut [Vector<E, N>],
+    total: usize,
+    lines: usize,
+    along: usize,
+    x_batch: usize,
+    x_line: usize,
+    out_batch: usize,
+    out_line: usize,
+    part: usize,
+    #[comptime] right: bool,
+    #[define(E)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < total {
+        let (row, i) = (ABSOLUTE_POS / along, ABSOLUTE_POS % along);
+        let (batch, line) = (row / lines, row % lines);
+        let value = x[batch * x_batch + line * x_line + i];
+        let high = Vector::<E, N>::cast_from(value);
+        let low = Vector::<E, N>::cast_from(value - Vector::<f32, N>::cast_from(high));
+        let at = batch * out_batch + line * out_line + i;
+        out[at] = high;
+        if comptime!(right) {
+            out[at + part] = low;
+            out[at + 2 * part] = high;
+        } else {
+            out[at + part] = high;
+            out[at + 2 * part] = low;
+        }
+    }
+}
+
+/// The operand with K three times as long, as the left or the right one.
+pub(super) fn halves(stack: &Stack, op: &'static str, right: bool) -> Stack {
+    const UNITS: usize = 256;
+    let x = &stack.tensor;
+    let client = &x.client;
+    let along_k = (stack.order == Order::Rows) != right;
+    let (lines, along) = (stack.lines(), stack.along());
+    let [times_lines, times_along] = if along_k { [1, 3] } else { [3, 1] };
+    let shape = Shape::new([stack.batches, lines * times_lines, along * times_along]);
+    let out = launch::output_aligned(x, op, "halves", shape, DType::BF16);
+    let [batch, line] = [out.meta.strides()[0], out.meta.strides()[1]];
+    let part = if along_k { along } else { lines * line };
+    let size = stack.vector_size(client, 16);
+    let total = stack.batches * lines * along / size;
+    // SAFETY: positions are checked against the number of vectors, which all three parts have.
+    unsafe {
+        halves_kernel::launch_unchecked(
+            client,
+            launch::grid(client, total.div_ceil(UNITS)),
+            CubeDim::new_1d(UNITS as u32),
+            launch::address_type(&[x, &out]),
+            size,
+            x.clone().into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            total,
+            lines,
+            along / size,
+            stack.step() / size,
+            if lines > 1 { stack.line / size } else { 0 },
+            batch / size,
+            line / size,
+            part / size,
+            right,
+            dtype_to_elem_type(DType::BF16),
+        );
+    }
+    let turned = stack.order == Order::Columns;
+    let [rows, cols] = [lines * times_lines, along * times_along];
+    let (rows, cols) = if turned { (cols, rows) } else { (rows, cols) };
+    Stack { tensor: out, batches: stack.batches, rows, cols, batch, line, order: stack.order }
+}
