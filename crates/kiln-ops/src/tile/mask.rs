@@ -54,7 +54,8 @@ pub(super) fn mask_block(
     }
 }
 
-/// The sums of a unit with those above the diagonal replaced by zeros.
+/// The sums of a unit with those above the diagonal replaced by zeros. Without a branch, which would
+/// double the registers of the sums, and with one comparison for each distance from the diagonal.
 #[cube]
 pub(super) fn mask_result<N: Size>(
     sums: Vector<f32, N>,
@@ -64,14 +65,13 @@ pub(super) fn mask_result<N: Size>(
 ) -> Vector<f32, N> {
     let row = row0 + unit / 32 * 16 + unit % 32 / 4;
     let col = col0 + unit % 4 * 2;
+    // How far to the right of its first sum a unit may go in that sum's row.
+    let reach = i32::cast_from(row) - i32::cast_from(col);
     let mut masked = sums;
     #[unroll]
     for i in 0..N::value() {
-        let row = row + comptime!(i as u32 % 4 / 2 * 8);
-        let col = col + comptime!(i as u32 / 4 * 8 + i as u32 % 2);
-        if col > row {
-            masked.insert(i, 0.0f32);
-        }
+        let right = comptime!((i / 4 * 8 + i % 2) as i32 - (i % 4 / 2 * 8) as i32);
+        masked.insert(i, select(right > reach, 0.0f32, sums.extract(i)));
     }
     masked
 }

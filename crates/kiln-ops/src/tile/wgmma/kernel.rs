@@ -19,7 +19,7 @@ use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
 /// Two groups that multiply and a warp that loads: within 168 registers a unit.
 pub(crate) const UNITS: u32 = 288;
-/// Bytes of a chunk of 64 rows on the way out; two for each group.
+/// Bytes of a chunk of 64 rows on the way out.
 const CHUNK: usize = 8192;
 
 /// The tile; comptime.
@@ -31,13 +31,29 @@ pub(crate) struct WgmmaTile {
     pub(crate) stages: usize,
     /// Rows of tiles that are made together, so that they share columns of B in the cache.
     pub(crate) group: u32,
+    /// Chunks on the way out of each group.
+    pub(crate) staged: usize,
+    /// Cubes on a multiprocessor.
+    pub(crate) cubes: usize,
 }
 
 impl WgmmaTile {
+    /// One cube on a multiprocessor.
     pub(crate) const fn new(n: usize) -> Self {
+        Self::shared_by(1, n, 2)
+    }
+
+    /// Two cubes on a multiprocessor: one stores while the other multiplies.
+    pub(crate) const fn two(n: usize) -> Self {
+        Self::shared_by(2, n, 1)
+    }
+
+    const fn shared_by(cubes: usize, n: usize, staged: usize) -> Self {
         let stage = (ROWS + n) * DEPTH * 2;
-        let stages = (SHARED - 4 * CHUNK - 1024) / stage;
-        Self { n, stages: if stages < 6 { stages } else { 6 }, group: 16 }
+        // The device keeps 1 KiB of each cube to itself; barriers and alignment take less than 512.
+        let room = (SHARED + 1024) / cubes - 1024 - 512 - 2 * staged * CHUNK;
+        let stages = room / stage;
+        Self { n, stages: if stages < 6 { stages } else { 6 }, group: 16, staged, cubes }
     }
 }
 
@@ -60,7 +76,7 @@ pub(crate) struct WgmmaProduct {
 impl WgmmaProduct {
     /// What is loaded.
     pub(crate) fn feed(&self) -> Feed {
-        let WgmmaTile { n, stages, group } = self.tile;
+        let WgmmaTile { n, stages, group, .. } = self.tile;
         let Self { a, b, triangles, pair, .. } = *self;
         Feed { a, b, n, stages, group, triangles, pair }
     }
@@ -123,13 +139,14 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
     let columns = comptime!(feed.columns() as u32);
     let b_offset = comptime!(stages * a_bytes);
     let chunks_offset = comptime!(stages * (a_bytes + b_bytes));
-    let bytes = comptime!(feed.bytes() + 4 * CHUNK);
+    let staged_bytes = comptime!((tile.staged * CHUNK) as u32);
+    let bytes = comptime!(feed.bytes() + 2 * staged_bytes as usize);
     let size!(Sums) = comptime!(op.held());
 
     // One allocation for everything: its address is all that the instructions see.
     let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(bytes / 4), 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());
-    let barriers = base + comptime!(chunks_offset + 4 * CHUNK as u32);
+    let barriers = base + comptime!(chunks_offset + 2 * staged_bytes);
     let ring = ring(base, barriers, 1u32, 2u32, feed);
     let maps = Maps {
         a: tensor_map_address(a),
@@ -157,7 +174,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
             descriptor(base + group * 8192, comptime!(if op.a_transposed { 512u32 } else { 1u32 }));
         let b_desc =
             descriptor(base + b_offset, comptime!(if op.b_transposed { 512u32 } else { 1u32 }));
-        let staging = base + chunks_offset + group * comptime!(2 * CHUNK as u32);
+        let staging = base + chunks_offset + group * staged_bytes;
         let s0 = chunk_address(staging, t, 0u32, product.stored);
         let s1 = chunk_address(staging, t, 1u32, product.stored);
         let s2 = chunk_address(staging, t, 2u32, product.stored);
@@ -184,16 +201,13 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                         comptime!((product.a == Order::Rows, product.b == Order::Columns));
                     mask_block(&mut shared, a_at, row0, k0, t, 128u32, along_k.0, a_keeps);
                     mask_block(&mut shared, b_at, cols, k0, t, 128u32, along_k.1, b_keeps);
-                    let a_crossed = crossed(k0, row0, 64u32, a_keeps);
-                    let b_crossed = crossed(k0, col0, comptime!(tile.n as u32), b_keeps);
-                    if a_crossed || b_crossed {
+                    // Both groups read all of B, and pass the barrier together.
+                    let tile_row = place.row * comptime!(ROWS as u32);
+                    let extent = comptime!(ROWS as u32);
+                    if crossed(k0, tile_row, extent, a_keeps) || crossed(k0, col0, extent, b_keeps)
+                    {
                         async_proxy_fence();
-                    }
-                    // Both groups read all of B.
-                    if b_crossed {
                         sync_units(3u32, 256u32);
-                    } else if a_crossed {
-                        sync_units(group + 1, 128u32);
                     }
                 }
                 let da = a_desc + u64::cast_from(stage * comptime!(a_bytes / 16));
@@ -229,7 +243,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                     }
                 }
             }
-            if comptime!(product.triangles.out_lower) && col0 + comptime!(tile.n as u32) > row0 {
+            if comptime!(product.triangles.out_lower) {
                 sums[0] = mask_result::<Sums>(sums[0], row0, col0, t);
             }
             let chunks = comptime!(product.chunks());
@@ -241,17 +255,17 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float>(
                 if comptime!(gated && number + hidden_chunks == chunks) {
                     sums[0] = gate_sums::<Sums>(sums[0], comptime!(op.sums() / 2));
                 }
-                // The store before the last has read this half of the staging memory; of an odd
-                // number of chunks the last of the tile before had the same half as the first.
+                // What was stored from this place before has been read: so many stores ago, or, as the
+                // first of a tile, where the chunks of a tile do not fill all places equally, the last.
+                let pending = comptime!(match number == 0 && chunks % tile.staged != 0 {
+                    true => 0u32,
+                    false => tile.staged as u32 - 1,
+                });
                 if t == 0u32 {
-                    tma_store_read(comptime!(if number == 0 && chunks % 2 == 1 {
-                        0u32
-                    } else {
-                        1u32
-                    }));
+                    tma_store_read(pending);
                 }
                 sync_units(group + 1, 128u32);
-                let offset = comptime!(number as u32 % 2 * CHUNK as u32);
+                let offset = comptime!((number % tile.staged * CHUNK) as u32);
                 let c = comptime!(if gated { number + hidden_chunks - chunks } else { number });
                 store_chunk::<Sums>(sums[0], s0, s1, s2, s3, offset, c, product.stored);
                 async_proxy_fence();

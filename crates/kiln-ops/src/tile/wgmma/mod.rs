@@ -58,7 +58,7 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
     let dtypes = [o.a.tensor.dtype, add.dtype, target.dtype];
     let (tiles_m, tiles_n) = (o.m.div_ceil(ROWS), o.n.div_ceil(columns));
     let total = tiles_m * tiles_n * splits * o.batches;
-    let cubes = total.min(launch::multiprocessors(client));
+    let cubes = total.min(launch::multiprocessors(client) * tile.cubes);
     // The rows of `hidden` are those of `out`.
     let result = |tensor: &CubeTensor, matrices: usize, pitch: usize| {
         map(tensor, [matrices, o.m, o.n], [o.m * pitch, pitch], 64)
