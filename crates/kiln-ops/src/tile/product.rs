@@ -70,13 +70,19 @@ pub(super) struct Operands {
     pub(super) second: Option<Second>,
 }
 
-/// The second product of a pair.
+/// The second product of a pair: A₁·B₁, where the matrices of A are a stack, to be added to the first;
+/// or A·B₁, gated by the first.
 #[cfg(feature = "cuda")]
-pub(super) enum Second {
-    /// B₁ of A₀·B₀ + A₁·B₁; the matrices of A are a stack.
-    Sum { b: Stack },
-    /// B₁ of silu(A·B₀) · (A·B₁), and where that goes.
-    Gate { b: Stack, hidden: CubeTensor, keep: bool },
+pub(super) struct Second {
+    pub(super) b: Stack,
+    pub(super) gated: Option<Gated>,
+}
+
+/// Where silu(A·B₀) · (A·B₁) goes, and whether the products are stored too.
+#[cfg(feature = "cuda")]
+pub(super) struct Gated {
+    pub(super) hidden: CubeTensor,
+    pub(super) keep: bool,
 }
 
 impl Operands {
@@ -84,7 +90,10 @@ impl Operands {
     #[cfg(feature = "cuda")]
     pub(super) fn blocks_of_k(&self, depth: usize) -> usize {
         let single = self.k.div_ceil(depth);
-        if matches!(self.second, Some(Second::Sum { .. })) { 2 * single } else { single }
+        match &self.second {
+            Some(Second { gated: None, .. }) => 2 * single,
+            _ => single,
+        }
     }
 
     /// beta, or nothing.
@@ -286,7 +295,8 @@ pub(crate) fn gate(
     let hidden = output("hidden", Shape::new([m, n]));
     let products = keep.then(|| output("products", Shape::new([2, m, n])));
     let [a, b, second] = [a, b, second].map(|matrix| Stack::new(matrix, &[]));
-    let second = Second::Gate { b: second, hidden: hidden.clone(), keep };
+    let gated = Some(Gated { hidden: hidden.clone(), keep });
+    let second = Second { b: second, gated };
     let operands = pair(op, [a, b], [m, n, k], second);
     super::wgmma::run(&operands, products.as_ref().unwrap_or(&hidden));
     (products, hidden)
@@ -304,7 +314,7 @@ pub(crate) fn sum(
     let out = launch::output_aligned(&a, op, name, Shape::new([m, n]), a.dtype);
     let a = Stack::new(a, &[2]);
     let [b, second] = [b, second].map(|matrix| Stack::new(matrix, &[]));
-    super::wgmma::run(&pair(op, [a, b], [m, n, k], Second::Sum { b: second }), &out);
+    super::wgmma::run(&pair(op, [a, b], [m, n, k], Second { b: second, gated: None }), &out);
     out
 }
 
@@ -330,7 +340,7 @@ fn pair(
         in_place: false,
         second: None,
     };
-    let (Second::Sum { b } | Second::Gate { b, .. }) = &mut second;
+    let b = &mut second.b;
     if b.order != o.b.order {
         for stack in [&mut *b, &mut o.b] {
             *stack = Stack::new(into_contiguous(stack.tensor.clone()), &[]);

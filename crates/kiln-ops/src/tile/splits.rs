@@ -27,10 +27,10 @@ pub(super) fn workspace(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn add_up_kernel<C: Float, O: Float, N: Size>(
-    parts: &[Vector<f32, N>],
+fn add_up_kernel<C: Float, O: Float, V: Size>(
+    parts: &[Vector<f32, V>],
     add: &[C],
-    out: &mut [Vector<O, N>],
+    out: &mut [Vector<O, V>],
     splits: usize,
     m: usize,
     n: usize,
@@ -58,8 +58,8 @@ fn add_up_kernel<C: Float, O: Float, N: Size>(
         if comptime!(has_add) {
             let at = batch * add_batch + row * add_row;
             #[unroll]
-            for i in 0..N::value() {
-                let more = beta * f32::cast_from(add[at + (col * N::value() + i) * add_col]);
+            for i in 0..V::value() {
+                let more = beta * f32::cast_from(add[at + (col * V::value() + i) * add_col]);
                 sum.insert(i, sum.extract(i) + more);
             }
         }

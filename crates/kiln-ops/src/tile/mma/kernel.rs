@@ -100,12 +100,12 @@ fn copy_block(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn mma_kernel<E: Float, C: Float, O: Float, N: Size>(
+pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
     a: &[E],
     b: &[E],
     add: &[C],
     order: &[u32],
-    out: &mut [Vector<O, N>],
+    out: &mut [Vector<O, Two>],
     a_lines: Lines,
     b_lines: Lines,
     addend: Addend,
@@ -205,7 +205,7 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, N: Size>(
                 multiply_step(&mut sums, &left, &right, step, product);
             }
         }
-        store::<C, O, N>(&sums, out, add, &addend, &lanes, &place, m, n, pitch, alpha, product);
+        store::<C, O, Two>(&sums, out, add, &addend, &lanes, &place, m, n, pitch, alpha, product);
         round += 1;
         at = following;
     }

@@ -86,12 +86,12 @@ fn load_part(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, N: Size>(
+pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, Two: Size>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
     add: &[C],
     order: &[u32],
-    out: &mut [Vector<O, N>],
+    out: &mut [Vector<O, Two>],
     addend: Addend,
     pitch: usize,
     m: u32,
@@ -112,7 +112,8 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, N: Size>(
     let (a_map, b_map) = (tensor_map_address(a), tensor_map_address(b));
 
     let part = plane_broadcast(UNIT_POS / 32, 0u32);
-    let loads = UNIT_POS % 32 == 0 && part < comptime!(product.parts());
+    let lane = UNIT_POS % 32;
+    let loads = lane == 0u32 && part < comptime!(product.parts());
     let ahead = comptime!(stages - 1);
     let mut fill = Turn { stage: 0u32, phase: 0u32 };
     let mut read = Turn { stage: 0u32, phase: 0u32 };
@@ -170,7 +171,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, N: Size>(
                     load_part(a_map, b_map, &ring, &mut fill, &place, k, part, product, feed);
                 }
             }
-            if UNIT_POS % 32 == 0 {
+            if lane == 0u32 {
                 barrier_arrive(done);
             }
         }
@@ -180,7 +181,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, N: Size>(
                 load_part(a_map, b_map, &ring, &mut fill, &next, k, part, product, feed);
             }
         }
-        store::<C, O, N>(&sums, out, add, &addend, &lanes, &place, m, n, pitch, alpha, product);
+        store::<C, O, Two>(&sums, out, add, &addend, &lanes, &place, m, n, pitch, alpha, product);
         round += 1;
         at = following;
     }

@@ -193,9 +193,9 @@ pub(super) fn multiply_step(
 
 /// Stores the sums of a tile, two neighbours at once; rows are an even number of elements apart.
 #[cube]
-pub(super) fn store<C: Float, O: Float, N: Size>(
+pub(super) fn store<C: Float, O: Float, Two: Size>(
     sums: &Array<Vector<f32, Const<4>>>,
-    out: &mut [Vector<O, N>],
+    out: &mut [Vector<O, Two>],
     add: &[C],
     addend: &Addend,
     lanes: &Lanes,
@@ -220,7 +220,7 @@ pub(super) fn store<C: Float, O: Float, N: Size>(
                 let row = row0 + comptime!((i * 16 + half * 8) as u32);
                 let col = col0 + comptime!((j * 8) as u32);
                 if row < m && col < n {
-                    let mut two = Vector::<f32, N>::empty();
+                    let mut two = Vector::<f32, Two>::empty();
                     #[unroll]
                     for e in 0..2usize {
                         let sum = sums[comptime!(i * 2 * pairs + j)];

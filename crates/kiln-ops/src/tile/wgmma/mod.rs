@@ -5,7 +5,7 @@ mod plan;
 
 use super::maps::{map, operand};
 use super::operand::Order;
-use super::product::{Operands, Second};
+use super::product::Operands;
 use super::ptx::{Half, Stored};
 use super::schedule::{DEPTH, ROWS};
 use super::{Epilogue, Pair, splits};
@@ -46,11 +46,13 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
     }
     let (a, b) = (o.a.order, o.b.order);
     let (half, triangles) = (Half::of(o.a.tensor.dtype), o.triangles);
-    let (pair, second, hidden) = match &o.second {
-        None => (Pair::None, &o.b, None),
-        Some(Second::Sum { b }) => (Pair::Sum, b, None),
-        Some(Second::Gate { b, hidden, keep }) => (Pair::Gate { keep: *keep }, b, Some(hidden)),
+    let gated = o.second.as_ref().and_then(|second| second.gated.as_ref());
+    let pair = match (&o.second, gated) {
+        (None, _) => Pair::None,
+        (Some(_), None) => Pair::Sum,
+        (Some(_), Some(gated)) => Pair::Gate { keep: gated.keep },
     };
+    let second = o.second.as_ref().map_or(&o.b, |second| &second.b);
     let product = WgmmaProduct { tile, half, a, b, stored, epilogue, triangles, pair };
     let columns = product.feed().columns();
     let add = o.add.as_ref().filter(|_| epilogue.add).map(|(add, _)| add.tensor.clone());
@@ -75,7 +77,7 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
             operand(&o.b, columns, b == Order::Columns),
             operand(second, columns, b == Order::Columns),
             result(&target, matrices, pitch),
-            hidden.map_or_else(|| result(&target, 1, pitch), |hidden| result(hidden, 1, pitch)),
+            result(gated.map_or(&target, |gated| &gated.hidden), 1, pitch),
             add.into_buffer_arg(),
             o.order(tiles_m, cubes, out),
             o.addend(),

@@ -2,7 +2,7 @@
 
 use super::kernel::WgmmaTile;
 use crate::tile::Triangle;
-use crate::tile::product::{Operands, Second};
+use crate::tile::product::Operands;
 use crate::tile::schedule::{DEPTH, ROWS};
 
 /// The settings of a launch.
@@ -33,7 +33,7 @@ pub(super) fn plan(o: &Operands, multiprocessors: usize) -> Plan {
         return Plan { tile, splits: 1 };
     }
     let blocks = o.blocks_of_k(DEPTH);
-    let gate = matches!(o.second, Some(Second::Gate { .. }));
+    let gate = o.second.as_ref().is_some_and(|second| second.gated.is_some());
     let mut best: Option<(f64, Plan)> = None;
     // Of a gate a tile holds the same columns of both products, in whole chunks, and all of K.
     for (n, stage) in TILES.into_iter().filter(|(n, _)| !gate || n.is_multiple_of(128)) {
