@@ -231,7 +231,12 @@ fn rows(
                 pass: *pass,
                 shape: case.to_string(),
                 dtype: format!("{:?}", plan.dtype).to_lowercase(),
-                implementation: implementation.to_string(),
+                implementation: match plan.family {
+                    Some(family) if *implementation == Implementation::Fused => {
+                        format!("fused ({family})")
+                    }
+                    _ => implementation.to_string(),
+                },
                 us: at(0.5),
                 us_low: at(0.2),
                 us_high: at(0.8),
