@@ -133,6 +133,44 @@ fn bias_and_residual_are_added() {
     }
 }
 
+/// C in memory that the result could take, if its only row stood where rows may stand.
+#[test]
+fn what_is_added_is_read_from_any_memory() {
+    let options = MatmulOptions { dtype: Some(DType::F32), ..PLAIN };
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let [b, k, n] = [3, 24, 33];
+            let (x, x_held) = tensor(&numbers(b * k, 1, 0.1), [b, 1, k], dtype, &device);
+            let (w, w_held) = tensor(&numbers(k * n, 2, 0.1), [1, k, n], dtype, &device);
+            let (_, c_held) = tensor(&numbers(b * n, 3, 0.1), [b, n], DType::F32, &device);
+            let mut expected = oracle::forward(&x_held, &w_held, [1, b, k, n], 1.0);
+            expected.iter_mut().zip(&c_held).for_each(|(y, c)| *y += c);
+            // A row of a matrix that was [1, b, n], one of its own, and one in a larger step.
+            let swapped = tensor(&c_held, [1, b, n], DType::F32, &device).0.swap_dims(0, 1);
+            let y = matmul_add(x.clone(), w.clone(), swapped, options).unwrap();
+            assert_near(&values(&y), &expected, DType::F32, 1, &format!("swapped, {device:?}"));
+            let (c, _) = tensor(&c_held[..n], [1, 1, n], DType::F32, &device);
+            let y = matmul_add(x.clone().narrow(0, 0, 1), w.clone(), c, options).unwrap();
+            assert_near(&values(&y), &expected[..n], DType::F32, 1, &format!("row, {device:?}"));
+        }
+    }
+}
+
+/// The gradient of a weight that no row has gone through is zero.
+#[test]
+fn no_rows_have_gradients_of_zero() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let (x, _) = tensor(&[], [0, 5], dtype, &device);
+            let (w, _) = tensor(&numbers(15, 1, 0.1), [5, 3], dtype, &device);
+            let (x, w) = (x.autodiff().require_grad(), w.autodiff().require_grad());
+            let y = matmul(x.clone(), w.clone(), PLAIN).unwrap();
+            let grads = y.cast(DType::F32).sum().backward();
+            assert_eq!(values(&w.grad(&grads).unwrap()), [0.0; 15], "{dtype:?} on {device:?}");
+        }
+    }
+}
+
 /// Sums of two bf16 leave at most 3·2⁻¹⁸ of each term, TF32 would leave 2⁻¹¹; where there are no tensor
 /// cores nothing changes.
 #[test]

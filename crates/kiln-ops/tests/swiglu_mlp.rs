@@ -84,7 +84,9 @@ fn values_and_gradients() {
     for device in devices() {
         for dtype in dtypes(&device) {
             // Odd and ragged, one row, more than one tile both ways and of each half of a pair.
-            for sizes in [[5, 3, 7], [1, 16, 8], [33, 40, 56], [130, 72, 264], [257, 136, 129]] {
+            for sizes in
+                [[5, 3, 7], [4, 1, 9], [1, 16, 8], [33, 40, 56], [130, 72, 264], [257, 136, 129]]
+            {
                 check(sizes, [true; 4], [false; 3], dtype, &device);
             }
         }
@@ -122,7 +124,11 @@ fn inputs_of_any_rank_and_of_no_rows() {
         let y = swiglu_mlp(x, ones([4, 6]), ones([4, 6]), ones([6, 4])).unwrap();
         assert_eq!(y.dims(), [2, 3, 4]);
         let (none, _) = tensor(&[], [0, 4], DType::F32, &device);
-        let y = swiglu_mlp(none, ones([4, 6]), ones([4, 6]), ones([6, 4])).unwrap();
+        let weight = |shape| ones(shape).autodiff().require_grad();
+        let (gate, up, down) = (weight([4, 6]), weight([4, 6]), weight([6, 4]));
+        let y = swiglu_mlp(none.autodiff(), gate.clone(), up, down).unwrap();
         assert_eq!(y.dims(), [0, 4]);
+        let grads = y.sum().backward();
+        assert_eq!(values(&gate.grad(&grads).unwrap()), [0.0; 24], "{device:?}");
     }
 }

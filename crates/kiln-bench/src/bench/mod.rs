@@ -202,6 +202,7 @@ fn rows(
     run: &mut Run,
 ) -> Result<(), String> {
     let (forward, backward) = op.work(case, plan.dtype);
+    let forced = op.tiled() && plan.family.is_some_and(|name| gate::runs(name, plan.dtype, device));
     let passes: &[(Pass, Work)] = &[(Pass::Forward, forward), (Pass::Backward, backward)];
     for (pass, work) in passes {
         let unwanted = plan.pass.is_some_and(|wanted| wanted != *pass);
@@ -232,7 +233,7 @@ fn rows(
                 shape: case.to_string(),
                 dtype: format!("{:?}", plan.dtype).to_lowercase(),
                 implementation: match plan.family {
-                    Some(family) if *implementation == Implementation::Fused => {
+                    Some(family) if forced && *implementation == Implementation::Fused => {
                         format!("fused ({family})")
                     }
                     _ => implementation.to_string(),

@@ -85,6 +85,17 @@ pub fn family(name: &str) -> Result<&'static str, String> {
     Err(format!("`{name}`: this build has no kernels"))
 }
 
+/// Whether the family of this name runs on a device with operands of this element type.
+pub(crate) fn runs(name: &str, dtype: DType, device: &Device) -> bool {
+    #[cfg(feature = "cube")]
+    return kiln_ops::tile::families(device, dtype).iter().any(|family| family.name() == name);
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = (name, dtype, device);
+        false
+    }
+}
+
 /// Runs the gate for one operator and element type.
 pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
     let implementation = candidate(op, device);

@@ -29,14 +29,14 @@ pub struct Args {
     /// Bursts of each implementation.
     #[arg(long, default_value_t = 12)]
     rounds: usize,
-    /// The family of product kernels for operators made of products: wgmma, mma or units.
+    /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or units.
     #[arg(long, value_parser = kiln_bench::gate::family)]
     tiles: Option<&'static str>,
     /// Write the run to this file too.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write what `auto` learns from it, as a policy for `kiln train --policy`.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["tiles", "pass"])]
     policy: Option<PathBuf>,
     /// Print Markdown.
     #[arg(long)]

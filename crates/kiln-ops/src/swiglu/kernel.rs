@@ -246,8 +246,9 @@ pub(crate) fn backward_into([dy, gate, up]: [CubeTensor; 3], gradients: Gradient
     let vectors = shape.num_elements() / size;
     let plan = Plan::new(&client, BACKWARD_CHUNKS, strided);
     let address = launch::address_type(&[&dy.tensor, &gate.tensor, &up.tensor, &dgate, &dup, &y]);
-    // SAFETY: as forward; gradients that are not wanted are not touched, and a vector of dy is read
-    // by the unit that may write y there, before it does.
+    // SAFETY: as forward; gradients that are not wanted are not touched. Where y stands in the memory of
+    // dy, a unit writes a vector that it has read for the gradients stored before; units past the end
+    // may read the last one late, and use nothing of it.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,

@@ -137,8 +137,9 @@ fn matrix(stack: &CubeTensor, i: usize) -> CubeTensor {
 
 /// Whether both products of the input can be one launch.
 fn pairs(mlp: Mlp, x: &CubeTensor, weight: &CubeTensor) -> bool {
-    let sizes = [x.meta.shape()[0], x.meta.shape()[1], weight.meta.shape()[1] / 2];
-    cfg!(feature = "cuda") && !sizes.contains(&0) && tile::pairs(mlp.family, x)
+    let ([rows, width], inner) = ([x.meta.shape()[0], x.meta.shape()[1]], weight.meta.shape()[1]);
+    let sizes = rows > 0 && width > 1 && inner > 1;
+    cfg!(feature = "cuda") && sizes && tile::pairs(mlp.family, x)
 }
 
 /// x·w_gate and x·w_up if `keep`, and what the gate makes of them.
@@ -207,7 +208,6 @@ impl SwiGluMlpGradOps for CubeBackend {
         let output = |name, shape| launch::output(&x, OP, name, shape, dtype);
         let unwanted = || launch::unused(&x, dtype);
 
-        let dhidden = mlp.product(dy.clone(), turned(w_down), dtype).run();
         // Both in one stack for the products that take them as a pair.
         let stack = (paired && (of_x || (of_gate && of_up)))
             .then(|| output("grad.products", Shape::new([2, rows, inner])));
@@ -217,12 +217,18 @@ impl SwiGluMlpGradOps for CubeBackend {
         };
         let dgate = single(0, of_x || of_gate, "grad.gate");
         let dup = single(1, of_x || of_up, "grad.up");
-        let hidden = of_down.then(|| match launch::reusable(&dhidden) {
-            true => dhidden.clone(),
-            false => output("hidden", shape.clone()),
-        });
-        let into = Gradients { gate: dgate.clone(), up: dup.clone(), y: hidden.clone() };
-        kernel::backward_into([dhidden, gate, up], into);
+        let hidden = if of_x || of_gate || of_up {
+            let dhidden = mlp.product(dy.clone(), turned(w_down), dtype).run();
+            let hidden = of_down.then(|| match launch::reusable(&dhidden) {
+                true => dhidden.clone(),
+                false => output("hidden", shape.clone()),
+            });
+            let into = Gradients { gate: dgate.clone(), up: dup.clone(), y: hidden.clone() };
+            kernel::backward_into([dhidden, gate, up], into);
+            hidden
+        } else {
+            of_down.then(|| kernel::forward(OP, gate, up))
+        };
 
         let dw_down = hidden.map(|hidden| mlp.product(turned(hidden), dy, dtype).run());
         let [dw_gate, dw_up] = match &stack {

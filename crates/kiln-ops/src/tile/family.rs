@@ -15,7 +15,7 @@ pub enum Family {
     /// Tensor cores through mma.sync and cp.async, from compute capability 8.0 on: bf16 and f16
     /// operands.
     Mma,
-    /// Plain arithmetic in f32, on any device; the only one for f32 operands.
+    /// Plain arithmetic in f32, on any device; the only one that multiplies f32 in f32.
     Units,
 }
 

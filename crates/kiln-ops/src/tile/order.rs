@@ -12,11 +12,12 @@ use std::sync::{LazyLock, Mutex};
 /// on an H200: 465 µs by length alone, 361 µs in bands of 8, 345 µs with equal work for the cubes.)
 const BAND: usize = 8;
 /// Products of a stack that are made side by side: few enough to stay in the cache. (16 of 1024² in bf16 on
-/// an H200: 32.9 µs one by one, 31.4 by twos, 30.6 by fours or eights, 31.7 all at once.)
-const GROUP: usize = 4;
-/// What a tile costs beside its blocks of K, and one that is only filled with zeros, in blocks.
-const TILE: u64 = 100;
-const ZEROS: u64 = 70;
+/// an H200, both passes: 28.0 and 55.5 µs by twos, 27.2 and 54.0 by eights, 27.7 and 57.8 all at once.)
+const GROUP: usize = 8;
+/// What a tile costs beside its blocks of K, and one that is only filled with zeros, in hundredths of a block
+/// of 128. (4096² there: 48.5 µs with 100 and 70, 47.1 so.)
+const TILE: u64 = 200;
+const ZEROS: u64 = 100;
 const BLOCK: u64 = 100;
 
 /// A tile: row, column and product.

@@ -1,6 +1,6 @@
 //! f32 operands as sums of two bf16: hi + lo, three products in one.
 //!
-//! With hi = bf16(x) and lo = bf16(x - hi), a·b is hi·hi + hi·lo + lo·hi up to 2⁻¹⁶ of itself. Along K
+//! With hi = bf16(x) and lo = bf16(x - hi), a·b is hi·hi + hi·lo + lo·hi up to 3·2⁻¹⁸ of itself. Along K
 //! the left operand becomes hi, hi, lo and the right one hi, lo, hi: one product of bf16 with three
 //! times as much K, all of it added up in the same f32 sums.
 

@@ -209,7 +209,8 @@ impl Product {
     /// Adds to C in its own memory, if that may be taken and a result of `dtype` fits there.
     pub(crate) fn accumulate(mut self, c: CubeTensor, beta: f64) -> Self {
         let full = shape(self.a.meta.shape(), self.b.meta.shape());
-        if launch::reusable(&c) && c.dtype == self.dtype && *c.meta.shape() == full {
+        let fits = c.dtype == self.dtype && *c.meta.shape() == full && holds(&c);
+        if fits && launch::reusable(&c) {
             self.out = Some(c.clone());
             self.in_place = true;
         }
@@ -225,6 +226,10 @@ impl Product {
             return launch::output(&self.a, self.op, self.name, shape, self.dtype);
         }
         let last = shape.num_dims() - 2;
+        if self.a.meta.shape()[last + 1] == 0 {
+            // A sum of nothing: the gradient of a weight that no row has gone through.
+            return launch::zeros(&self.a, shape, self.dtype);
+        }
         let leading = &shape[..last];
         let like = self.a.clone();
         let mut operands = Operands {
@@ -245,7 +250,9 @@ impl Product {
         operands.fold();
         let mut family = family::choose(self.family, &like.client, like.dtype);
         #[cfg(feature = "cuda")]
-        if like.dtype == DType::F32 && self.precision == F32Precision::High && operands.n > 1 {
+        let high = like.dtype == DType::F32 && self.precision == F32Precision::High;
+        #[cfg(feature = "cuda")]
+        if high && operands.n > 1 && !self.triangles.masked() && given.as_ref().is_none_or(holds) {
             let of_halves = family::choose(self.family, &like.client, DType::BF16);
             if of_halves != Family::Units {
                 operands.halve();
@@ -254,8 +261,7 @@ impl Product {
         }
         #[cfg(feature = "cuda")]
         if family != Family::Units && operands.n > 1 && operands.align() {
-            let aligned = |out: &CubeTensor| Stack::new(out.clone(), leading).aligned();
-            if given.as_ref().is_none_or(aligned) {
+            if given.as_ref().is_none_or(holds) {
                 let (op, name, dtype) = (self.op, self.name, self.dtype);
                 let out = given.unwrap_or_else(|| {
                     launch::output_aligned(&like, op, name, shape.clone(), dtype)
@@ -273,6 +279,17 @@ impl Product {
         units::run(&operands, &out);
         out
     }
+}
+
+/// Whether tensor-core kernels can write a result there: rows at one distance that begin at multiples of 16
+/// bytes, whatever the number of rows, and matrices behind each other.
+fn holds(out: &CubeTensor) -> bool {
+    let (shape, strides) = (out.meta.shape(), out.meta.strides());
+    let last = shape.num_dims() - 2;
+    let offset = out.handle.offset_start.unwrap_or(0) as usize;
+    let aligned = [offset, strides[last] * out.dtype.size()].iter().all(|b| b.is_multiple_of(16));
+    let behind = (0..last).all(|i| strides[i] == strides[i + 1] * shape[i + 1]);
+    aligned && behind && strides[last] >= shape[last + 1] && strides[last + 1] == 1
 }
 
 /// Whether two products can be one: on wgmma.

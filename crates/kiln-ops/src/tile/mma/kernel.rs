@@ -169,7 +169,7 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
         let mut right = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pairs));
         copy_wait(comptime!(stages - 2));
         sync_cube();
-        mask_stage(&mut shared, 0u32, a_bytes.runtime(), first, row0, col0, product);
+        mask_stage(&mut shared, 0u32, a_bytes.runtime(), first, row0, col0, false, product);
         load_step(&mut left, &mut right, &lanes, 0u32, 0u32, 0u32, product);
         let mut stage = 0u32;
         for block in 0..place.depth {
@@ -197,7 +197,16 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
                     let next = stage * stage_bytes;
                     if block + 1 < place.depth {
                         let block = first + block + 1;
-                        mask_stage(&mut shared, next, next + a_bytes, block, row0, col0, product);
+                        mask_stage(
+                            &mut shared,
+                            next,
+                            next + a_bytes,
+                            block,
+                            row0,
+                            col0,
+                            false,
+                            product,
+                        );
                     }
                     // After the last block nobody looks at them.
                     load_step(&mut left, &mut right, &lanes, next, next, 0u32, product);

@@ -146,7 +146,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, Two: Size>(
         if place.depth > 0 {
             let (a_offset, b_offset) = (read.stage * a_bytes, read.stage * b_bytes);
             barrier_wait(ring.full + read.stage * 8, read.phase & 1);
-            mask_stage(&mut shared, a_offset, b_at + b_offset, first, row0, col0, product);
+            mask_stage(&mut shared, a_offset, b_at + b_offset, first, row0, col0, true, product);
             load_step(&mut left, &mut right, &lanes, a_offset, b_offset, 0u32, product);
         }
         for block in 0..place.depth {
@@ -162,7 +162,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, Two: Size>(
                     let (a_next, b_next) = (read.stage * a_bytes, read.stage * b_bytes);
                     let k = first + block + 1;
                     barrier_wait(ring.full + read.stage * 8, read.phase & 1);
-                    mask_stage(&mut shared, a_next, b_at + b_next, k, row0, col0, product);
+                    mask_stage(&mut shared, a_next, b_at + b_next, k, row0, col0, true, product);
                     load_step(&mut left, &mut right, &lanes, a_next, b_next, 0u32, product);
                 }
                 multiply_step(&mut sums, &left, &right, step, product);

@@ -101,6 +101,7 @@ pub(super) fn mask_stage(
     block: u32,
     row0: u32,
     col0: u32,
+    #[comptime] tma: bool,
     #[comptime] product: MmaProduct,
 ) {
     if comptime!(product.triangles.masked()) {
@@ -121,6 +122,10 @@ pub(super) fn mask_stage(
                 let at = b_at + comptime!(part * PART);
                 let e0 = col0 + comptime!(part * 64);
                 mask_block(shared, at, e0, k0, UNIT_POS, UNITS, along_k.1, b_keeps);
+            }
+            if comptime!(tma) {
+                // Before TMA fills the stage again.
+                async_proxy_fence();
             }
             sync_units(1u32, UNITS);
         }

@@ -17,7 +17,7 @@ use crate::tile::{Addend, Epilogue, Pair, Triangles};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
-/// Two groups that multiply and a warp that loads: within 168 registers a unit.
+/// Two groups that multiply and a warp that loads: within 168 registers a unit, 96 for two cubes.
 pub(crate) const UNITS: u32 = 288;
 /// Bytes of a chunk of 64 rows on the way out.
 const CHUNK: usize = 8192;
