@@ -260,19 +260,18 @@ impl Product {
             }
         }
         #[cfg(feature = "cuda")]
-        if family != Family::Units && operands.n > 1 && operands.align() {
-            if given.as_ref().is_none_or(holds) {
-                let (op, name, dtype) = (self.op, self.name, self.dtype);
-                let out = given.unwrap_or_else(|| {
-                    launch::output_aligned(&like, op, name, shape.clone(), dtype)
-                });
-                match family {
-                    Family::Wgmma => super::wgmma::run(&operands, &out),
-                    Family::MmaTma => super::mma::run(&operands, &out, true),
-                    Family::Mma | Family::Units => super::mma::run(&operands, &out, false),
-                }
-                return out;
+        let tensor_cores = family != Family::Units && operands.n > 1;
+        #[cfg(feature = "cuda")]
+        if tensor_cores && given.as_ref().is_none_or(holds) && operands.align() {
+            let (op, name, dtype) = (self.op, self.name, self.dtype);
+            let out = given
+                .unwrap_or_else(|| launch::output_aligned(&like, op, name, shape.clone(), dtype));
+            match family {
+                Family::Wgmma => super::wgmma::run(&operands, &out),
+                Family::MmaTma => super::mma::run(&operands, &out, true),
+                Family::Mma | Family::Units => super::mma::run(&operands, &out, false),
             }
+            return out;
         }
         let out =
             given.unwrap_or_else(|| launch::output(&like, self.op, self.name, shape, self.dtype));
