@@ -5,6 +5,7 @@
 //! which only scales.
 
 use crate::cross_entropy::{CrossEntropyOptions, gradient, kernel};
+use crate::launch;
 use crate::tile::{self, Family, Product};
 use burn::backend::autodiff::{
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -91,24 +92,6 @@ fn chunk_rows(rows: usize, classes: usize, dtype: DType) -> usize {
     fitting.clamp(128, rows.next_multiple_of(128))
 }
 
-fn transposed(mut tensor: CubeTensor) -> CubeTensor {
-    tensor.meta.swap(0, 1);
-    tensor
-}
-
-/// Rows of a contiguous matrix, in its own memory.
-fn view(tensor: &CubeTensor, start: usize, length: usize) -> CubeTensor {
-    let [width, total] = [tensor.meta.shape()[1], tensor.meta.shape()[0]];
-    let row = width * tensor.dtype.size();
-    let mut view = tensor.clone();
-    view.handle = view
-        .handle
-        .offset_start((start * row) as u64)
-        .offset_end(((total - start - length) * row) as u64);
-    view.meta.shape_mut()[0] = length;
-    view
-}
-
 /// The loss; with `grads`, dx and dW too.
 fn run(
     x: CubeTensor,
@@ -123,12 +106,12 @@ fn run(
     let classes = weight.meta.shape()[1];
     let step = chunk_rows(rows, classes, dtype);
     let product = |a, b, dtype| Product { family, ..Product::new(OP, a, b, dtype) };
-    let dx = grads.then(|| crate::launch::output(&x, OP, "grad.x", x.meta.shape().clone(), dtype));
+    let dx = grads.then(|| launch::output(&x, OP, "grad.x", x.meta.shape().clone(), dtype));
     let (mut sum, mut dw) = (None, None::<CubeTensor>);
     for start in (0..rows).step_by(step) {
         let length = step.min(rows - start);
         let slice = Slice::from(start..start + length);
-        let part = view(&x, start, length);
+        let part = launch::part(&x, start, length);
         let targets = CubeBackend::int_slice(targets.clone(), &[slice]);
         let logits = product(part.clone(), weight.clone(), dtype).run();
         let (mean, lse, one_over) = kernel::forward(OP, logits.clone(), targets.clone(), &options);
@@ -143,9 +126,9 @@ fn run(
         let one = CubeBackend::float_ones(Shape::new([1]), &x.device, FloatDType::F32);
         let (lse, scale) = (lse, scale.clone());
         let dlogits = gradient::backward(OP, one, logits, targets, [lse, scale], &options);
-        let to_x = product(dlogits.clone(), transposed(weight.clone()), dtype);
-        Product { out: Some(view(dx, start, length)), ..to_x }.run();
-        let to_w = product(transposed(part), dlogits, DType::F32);
+        let to_x = product(dlogits.clone(), launch::transposed(weight.clone()), dtype);
+        Product { out: Some(launch::part(dx, start, length)), ..to_x }.run();
+        let to_w = product(launch::transposed(part), dlogits, DType::F32);
         dw = Some(match dw {
             Some(dw) => to_w.accumulate(dw, 1.0).run(),
             None => to_w.run(),

@@ -117,22 +117,12 @@ fn gradients(
     (spec(0, x), spec(1, w_gate), spec(2, w_up), spec(3, w_down))
 }
 
-/// Rows and columns swapped, as a view.
-fn turned(mut matrix: CubeTensor) -> CubeTensor {
-    matrix.meta.swap(0, 1);
-    matrix
-}
-
 /// Matrix `i` of a stack, in its memory.
 fn matrix(stack: &CubeTensor, i: usize) -> CubeTensor {
+    let mut matrix = launch::part(stack, i, 1);
     let (shape, strides) = (stack.meta.shape(), stack.meta.strides());
-    let bytes = |matrices: usize| (matrices * strides[0] * stack.dtype.size()) as u64;
-    let meta = Metadata::new(Shape::new([shape[1], shape[2]]), vec![strides[1], strides[2]]);
-    let after = bytes(shape[0] - 1 - i);
-    let mut view = stack.clone();
-    view.handle = view.handle.offset_start(bytes(i)).offset_end(after);
-    *view.meta = meta;
-    view
+    *matrix.meta = Metadata::new(Shape::new([shape[1], shape[2]]), vec![strides[1], strides[2]]);
+    matrix
 }
 
 /// Whether both products of the input can be one launch.
@@ -218,7 +208,7 @@ impl SwiGluMlpGradOps for CubeBackend {
         let dgate = single(0, of_x || of_gate, "grad.gate");
         let dup = single(1, of_x || of_up, "grad.up");
         let hidden = if of_x || of_gate || of_up {
-            let dhidden = mlp.product(dy.clone(), turned(w_down), dtype).run();
+            let dhidden = mlp.product(dy.clone(), launch::transposed(w_down), dtype).run();
             let hidden = of_down.then(|| match launch::reusable(&dhidden) {
                 true => dhidden.clone(),
                 false => output("hidden", shape.clone()),
@@ -230,10 +220,10 @@ impl SwiGluMlpGradOps for CubeBackend {
             of_down.then(|| kernel::forward(OP, gate, up))
         };
 
-        let dw_down = hidden.map(|hidden| mlp.product(turned(hidden), dy, dtype).run());
+        let dw_down = hidden.map(|hidden| mlp.product(launch::transposed(hidden), dy, dtype).run());
         let [dw_gate, dw_up] = match &stack {
             Some(stack) if of_gate && of_up => {
-                let mut left = turned(x.clone());
+                let mut left = launch::transposed(x.clone());
                 let (shape, strides) = (left.meta.shape(), left.meta.strides());
                 *left.meta = Metadata::new(
                     Shape::new([1, shape[0], shape[1]]),
@@ -244,10 +234,10 @@ impl SwiGluMlpGradOps for CubeBackend {
             }
             _ => [(of_gate, &dgate), (of_up, &dup)].map(|(wanted, d)| {
                 let d = d.clone().filter(|_| wanted)?;
-                Some(mlp.product(turned(x.clone()), d, dtype).run())
+                Some(mlp.product(launch::transposed(x.clone()), d, dtype).run())
             }),
         };
-        let weights = [w_gate, w_up].map(turned);
+        let weights = [w_gate, w_up].map(launch::transposed);
         let dx = of_x.then(|| {
             #[cfg(feature = "cuda")]
             if let Some(stack) = stack {
