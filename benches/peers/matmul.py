@@ -1,4 +1,4 @@
-"""Matrix products of PyTorch (cuBLAS), at the shapes of `kiln bench matmul matmul_nt matmul_tn`.
+"""Matrix products of PyTorch (cuBLAS), at the shapes of `kiln bench matmul matmul_nt matmul_tn gram`.
 
     python3 benches/peers/matmul.py --shapes large --json peers.json
 """
@@ -47,11 +47,39 @@ def rows(a_turned, b_turned):
     return make
 
 
+GRAM = {
+    "small": [(64, 64), (128, 128), (256, 256)],
+    "train": [(768, 768), (768, 3072), (24, 768, 768), (24, 768, 3072)],
+    "large": [(s, s) for s in (2048, 4096, 8192)],
+}
+
+
+def gram(dtype, which):
+    """The dense product: cuBLAS has none of halves that is symmetric."""
+    size = torch.finfo(dtype).bits // 8
+    for shape in GRAM[which]:
+        *batch, m, k = shape
+        batches = batch[0] if batch else 1
+        nbytes = batches * (m * k + m * m) * size
+        flops = 2 * batches * m * m * k
+        random = lambda s: torch.randn(*s, device="cuda", dtype=dtype) + 0.1
+        a = [random(shape) for _ in range(peers.sets(nbytes))]
+        name = "×".join(map(str, shape))
+        yield "forward", name, nbytes, flops, {
+            "torch": lambda turn: a[turn % len(a)] @ a[turn % len(a)].mT
+        }
+        dy = random((*batch, m, m))
+        nbytes = batches * (2 * m * k + m * m) * size
+        backward = lambda turn: dy @ a[turn % len(a)] + dy.mT @ a[turn % len(a)]
+        yield "backward", name, nbytes, 2 * flops, {"torch": backward}
+
+
 if __name__ == "__main__":
     peers.main(
         {
             "matmul": rows(False, False),
             "matmul_nt": rows(False, True),
             "matmul_tn": rows(True, False),
+            "gram": gram,
         }
     )

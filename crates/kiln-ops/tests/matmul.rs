@@ -9,8 +9,13 @@ use kiln_ops::policy::{Implementation, force};
 use kiln_ops::prelude::*;
 use kiln_ops::tile;
 
-const PLAIN: MatmulOptions =
-    MatmulOptions { alpha: 1.0, beta: 1.0, dtype: None, precision: F32Precision::Highest };
+const PLAIN: MatmulOptions = MatmulOptions {
+    alpha: 1.0,
+    beta: 1.0,
+    dtype: None,
+    precision: F32Precision::Highest,
+    symmetric: false,
+};
 
 /// A row-major matrix of these numbers, transposed.
 fn turned(values: &[f64], rows: usize, cols: usize) -> Vec<f64> {
@@ -211,6 +216,113 @@ fn high_precision_is_that_of_three_products() {
     }
 }
 
+/// What every family makes of some work, beside the family's name.
+fn on_families<T>(device: &Device, dtype: DType, run: impl Fn() -> T) -> Vec<(String, T)> {
+    let forced = tile::families(device, dtype).into_iter();
+    let mut made: Vec<_> =
+        forced.map(|family| (family.to_string(), tile::force(family, &run))).collect();
+    if made.is_empty() {
+        made.push(("no family".into(), run()));
+    }
+    made
+}
+
+/// Few tiles and a long K, which is cut into parts; the sum of parts has one order.
+#[test]
+fn long_sums_are_cut_into_parts() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for [batches, m, k, n] in
+                [[1, 140, 1100, 72], [1, 300, 520, 200], [3, 40, 2056, 264], [2, 16, 8200, 8]]
+            {
+                let (a, a_held) =
+                    tensor(&numbers(batches * m * k, 1, 0.1), [batches, m, k], dtype, &device);
+                let (b, b_held) =
+                    tensor(&numbers(batches * k * n, 2, 0.1), [batches, k, n], dtype, &device);
+                let (c, c_held) = tensor(&numbers(m * n, 3, 0.1), [1, m, n], DType::F32, &device);
+                let mut expected = oracle::forward(&a_held, &b_held, [batches, m, k, n], 0.5);
+                for (i, y) in expected.iter_mut().enumerate() {
+                    *y -= 2.0 * c_held[i % (m * n)];
+                }
+                let options = MatmulOptions { alpha: 0.5, beta: -2.0, ..PLAIN };
+                let made = on_families(&device, dtype, || {
+                    poison(batches * m * n, dtype, &device);
+                    let y = matmul_add(a.clone(), b.clone(), c.clone(), options);
+                    values(&y.unwrap())
+                });
+                let again = on_families(&device, dtype, || {
+                    let y = matmul_add(a.clone(), b.clone(), c.clone(), options);
+                    values(&y.unwrap())
+                });
+                for ((family, y), (_, again)) in made.iter().zip(again) {
+                    let what = format!("{batches}×{m}×{k}×{n} on {family} of {device:?}");
+                    assert_near(y, &expected, dtype, 1, &what);
+                    assert!(*y == again, "two runs differ: {what}");
+                }
+            }
+        }
+    }
+}
+
+/// alpha·A·Aᵀ + beta·C, told that it is symmetric: right, and to the bit the same on both sides.
+#[test]
+fn symmetric_products() {
+    let options = MatmulOptions { alpha: 0.5, beta: -2.0, symmetric: true, ..PLAIN };
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for [batches, m, k] in
+                [[1, 1, 3], [1, 63, 20], [1, 130, 40], [2, 200, 24], [1, 520, 40], [1, 264, 2056]]
+            {
+                let (a, a_held) =
+                    tensor(&numbers(batches * m * k, 1, 0.1), [batches, m, k], dtype, &device);
+                let half = numbers(m * m, 2, 0.1);
+                let both: Vec<_> = (0..m * m).map(|i| half[i] + half[i % m * m + i / m]).collect();
+                let (c, c_held) = tensor(&both, [1, m, m], dtype, &device);
+                let at: Vec<_> =
+                    a_held.chunks(m * k).flat_map(|matrix| turned(matrix, m, k)).collect();
+                let mut expected = oracle::forward(&a_held, &at, [batches, m, k, m], 0.5);
+                for (i, y) in expected.iter_mut().enumerate() {
+                    *y -= 2.0 * c_held[i % (m * m)];
+                }
+                let made = on_families(&device, dtype, || {
+                    poison(batches * m * m, dtype, &device);
+                    let transposed = a.clone().swap_dims(1, 2);
+                    values(&matmul_add(a.clone(), transposed, c.clone(), options).unwrap())
+                });
+                for (family, y) in made {
+                    let what = format!("{batches}×{m}×{k} {dtype:?} on {family} of {device:?}");
+                    assert_near(&y, &expected, dtype, 1, &what);
+                    for matrix in y.chunks(m * m) {
+                        assert!(matrix == turned(matrix, m, m), "not symmetric: {what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The gradient of a symmetric product is that of any: both operands have one.
+#[test]
+fn gradients_of_symmetric_products() {
+    let options = MatmulOptions { symmetric: true, ..PLAIN };
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let [m, k] = [70, 24];
+            let (a, a_held) = tensor(&numbers(m * k, 1, 0.1), [m, k], dtype, &device);
+            let (dy, dy_held) = tensor(&numbers(m * m, 2, 0.1), [m, m], dtype, &device);
+            let at = turned(&a_held, m, k);
+            let (left, right) = oracle::backward(&a_held, &at, [1, m, k, m], 1.0, &dy_held);
+            let right = turned(&right, k, m);
+            let expected: Vec<_> = left.iter().zip(right).map(|(l, r)| l + r).collect();
+            let leaf = a.autodiff().require_grad();
+            let y = matmul(leaf.clone(), leaf.clone().transpose(), options).unwrap();
+            let grads = pull(y, &dy.autodiff()).backward();
+            let found = values(&leaf.grad(&grads).unwrap());
+            assert_near(&found, &expected, dtype, 2, &format!("{dtype:?} on {device:?}"));
+        }
+    }
+}
+
 #[test]
 fn frozen_operands_and_checkpoints() {
     for device in devices() {
@@ -266,6 +378,10 @@ fn wrong_calls_are_named() {
         (
             matmul(ones([2, 4]), ones([4, 3]), MatmulOptions { alpha: f64::NAN, ..PLAIN }),
             "matmul: alpha = NaN, expected a number",
+        ),
+        (
+            matmul(ones([2, 4]), ones([4, 3]), MatmulOptions { symmetric: true, ..PLAIN }),
+            "matmul: `y` has shape [2, 3], expected [..., M, M], as a symmetric product has",
         ),
         (
             matmul_add(ones([2, 4]), ones([4, 3]), ones([2, 4]), PLAIN),

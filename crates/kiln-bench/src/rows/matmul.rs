@@ -49,7 +49,7 @@ pub(crate) const TN: Row = Row { spec: &TN_SPEC, a: true, b: false };
 pub(crate) const TT: Row = Row { spec: &TT_SPEC, a: true, b: true };
 
 /// [batches, rows, cols] of a stack.
-fn stack(shape: &[usize]) -> [usize; 3] {
+pub(super) fn stack(shape: &[usize]) -> [usize; 3] {
     let last = shape.len() - 2;
     [shape[..last].iter().product(), shape[last], shape[last + 1]]
 }
@@ -63,7 +63,7 @@ fn device(call: &Call<'_>, input: usize, transposed: bool) -> Tensor<3> {
 }
 
 /// The matrices of a stack, transposed.
-fn transpose(tensor: &HostTensor) -> HostTensor {
+pub(super) fn transpose(tensor: &HostTensor) -> HostTensor {
     let [batches, rows, cols] = stack(&tensor.shape);
     let mut values = Vec::with_capacity(tensor.values.len());
     for z in 0..batches {

@@ -3,6 +3,7 @@
 mod add_rms_norm;
 mod attention;
 mod cross_entropy;
+mod gram;
 mod linear_cross_entropy;
 mod matmul;
 mod rms_norm;
@@ -27,6 +28,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &matmul::NT,
     &matmul::TN,
     &matmul::TT,
+    &gram::Row,
     &tril_matmul::Row,
 ];
 

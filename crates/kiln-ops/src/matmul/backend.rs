@@ -24,6 +24,7 @@ pub struct Scaled {
     beta: f64,
     dtype: DType,
     precision: F32Precision,
+    symmetric: bool,
     family: Option<Family>,
 }
 
@@ -31,14 +32,15 @@ impl Scaled {
     /// alpha · A·B + beta · C, in `dtype` if the options name none, on the kernels that this thread has
     /// forced.
     pub fn new(options: MatmulOptions, dtype: DType) -> Self {
-        let MatmulOptions { alpha, beta, precision, .. } = options;
+        let MatmulOptions { alpha, beta, precision, symmetric, .. } = options;
         let dtype = options.dtype.unwrap_or(dtype);
-        Self { alpha, beta, dtype, precision, family: tile::forced() }
+        Self { alpha, beta, dtype, precision, symmetric, family: tile::forced() }
     }
 
     fn product(self, a: CubeTensor, b: CubeTensor) -> Product {
         let product = Product::new(OP, a, b, self.dtype);
-        Product { alpha: self.alpha, precision: self.precision, family: self.family, ..product }
+        let Self { alpha, precision, symmetric, family, .. } = self;
+        Product { alpha, precision, symmetric, family, ..product }
     }
 }
 
@@ -128,6 +130,7 @@ fn register<B: MatmulOps>(
     grads: &mut Gradients,
 ) {
     let dtype = a.dtype();
+    let scaled = Scaled { symmetric: false, ..scaled };
     let dy = cast::<B>(dy, dtype);
     let (a_shape, b_shape) = (a.shape(), b.shape());
     if let Some(node) = nodes[0] {

@@ -37,11 +37,20 @@ pub struct MatmulOptions {
     pub dtype: Option<DType>,
     /// How f32 operands are multiplied, in the backward too.
     pub precision: F32Precision,
+    /// The product is known to be symmetric, as A·Aᵀ is, and so is C: half of it may be computed. If it is
+    /// not, which half of the result is right is not said.
+    pub symmetric: bool,
 }
 
 impl Default for MatmulOptions {
     fn default() -> Self {
-        Self { alpha: 1.0, beta: 1.0, dtype: None, precision: F32Precision::Highest }
+        Self {
+            alpha: 1.0,
+            beta: 1.0,
+            dtype: None,
+            precision: F32Precision::Highest,
+            symmetric: false,
+        }
     }
 }
 
@@ -127,6 +136,8 @@ fn check<const D: usize>(
     check.shape("b", &right, fits, format!("[{leading}{}, N]", expected[D - 2]))?;
     check.dtype("b", b, &[dtype])?;
     check.device("b", &b.device(), &a.device())?;
+    let square = !options.symmetric || shape[D - 2] == shape[D - 1];
+    check.shape("y", &shape, square, "[..., M, M], as a symmetric product has")?;
     check.number("alpha", options.alpha, true, "a number")?;
     check.number("beta", options.beta, true, "a number")?;
     match options.dtype {

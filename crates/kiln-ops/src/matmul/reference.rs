@@ -13,16 +13,11 @@ pub fn matmul<const D: usize>(
     options: MatmulOptions,
 ) -> Tensor<D> {
     let dtype = options.dtype.unwrap_or(a.dtype());
-    let plain = options.alpha == 1.0 && c.is_none() && dtype == a.dtype();
-    let product = if dtype == a.dtype() {
-        crate::precision::burn_matmul(a, b)
-    } else {
-        crate::precision::burn_matmul(a.cast(DType::F32), b.cast(DType::F32))
-    };
-    if plain {
-        return product;
+    if options.alpha == 1.0 && c.is_none() && dtype == a.dtype() {
+        return crate::precision::burn_matmul(a, b);
     }
-    let mut y = product.cast(DType::F32).mul_scalar(options.alpha);
+    let product = crate::precision::burn_matmul(a.cast(DType::F32), b.cast(DType::F32));
+    let mut y = product.mul_scalar(options.alpha);
     if let Some(c) = c {
         y = y + c.cast(DType::F32).mul_scalar(options.beta);
     }

@@ -1,9 +1,9 @@
 //! The unit that loads: it keeps a ring of stages of both operands full through TMA.
 
+use super::Pair;
 use super::operand::Order;
 use super::ptx::*;
-use super::schedule::{Blocks, DEPTH, ROWS, place, turn};
-use super::{Pair, Triangles};
+use super::schedule::{Blocks, DEPTH, ROWS, Walk, place, turn};
 use cubecl::prelude::*;
 
 /// What is loaded; comptime.
@@ -14,9 +14,7 @@ pub(super) struct Feed {
     /// Columns of B in a stage.
     pub(super) n: usize,
     pub(super) stages: usize,
-    /// Rows of tiles that are made together, so that they share columns of B in the cache.
-    pub(super) group: u32,
-    pub(super) triangles: Triangles,
+    pub(super) walk: Walk,
     pub(super) pair: Pair,
 }
 
@@ -29,11 +27,6 @@ impl Feed {
     /// Bytes of its columns of B.
     pub(super) fn b_bytes(&self) -> u32 {
         (self.n * DEPTH * 2) as u32
-    }
-
-    /// Columns of the result that a tile makes: of a gate, half of it belongs to either matrix.
-    pub(super) fn columns(&self) -> usize {
-        if self.pair.gates() { self.n / 2 } else { self.n }
     }
 
     /// Bytes of the ring and its barriers.
@@ -95,14 +88,14 @@ pub(super) fn load_all(
     #[comptime] feed: Feed,
 ) {
     let (a_bytes, b_bytes) = comptime!((feed.a_bytes(), feed.b_bytes()));
-    let columns = comptime!(feed.columns() as u32);
+    let columns = comptime!(feed.pair.columns(feed.n) as u32);
     let mut round = 0u32;
-    let mut at = turn(order, round, feed.triangles);
+    let mut at = turn(order, round, feed.walk);
     let mut stage = 0u32;
     let mut phase = 0u32;
     while at < blocks.total {
-        let following = turn(order, round + 1, feed.triangles);
-        let place = place(at, blocks, feed.group, feed.triangles);
+        let following = turn(order, round + 1, feed.walk);
+        let place = place(at, blocks, feed.walk);
         for k in 0..place.depth {
             barrier_wait(ring.empty + stage * 8, phase ^ 1);
             let bar = ring.full + stage * 8;

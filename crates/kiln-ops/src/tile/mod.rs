@@ -111,6 +111,11 @@ impl Pair {
     pub(crate) fn gates(self) -> bool {
         matches!(self, Self::Gate { .. })
     }
+
+    /// Columns of the result that a tile of `n` makes: of a gate, half of it belongs to either matrix.
+    pub(crate) fn columns(self, n: usize) -> usize {
+        if self.gates() { n / 2 } else { n }
+    }
 }
 
 /// What happens to a sum before it is rounded and stored; comptime.

@@ -1,5 +1,7 @@
-//! The order of triangular tiles: made on the host, so that every cube has as much to do.
+//! The order of the tiles of triangles and of symmetric results: made on the host, so that every cube has
+//! as much to do.
 
+use super::schedule::ROWS;
 use super::{Triangle, Triangles};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::Handle;
@@ -20,8 +22,60 @@ const TILE: u64 = 200;
 const ZEROS: u64 = 100;
 const BLOCK: u64 = 100;
 
+/// Rows of tiles of a symmetric result that are made together, column by column.
+const ROWS_TOGETHER: usize = 8;
+
 /// A tile: row, column and product.
 type Tile = [usize; 3];
+
+/// The tiles that have an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Tiles {
+    /// Square ones, so many in a row.
+    Triangular(usize, Triangles),
+    /// Of so many columns, in so many rows: those that have a part on or below the diagonal.
+    Symmetric { rows: usize, columns: usize },
+}
+
+impl Tiles {
+    /// Those of a stack of products in the order in which they are given out, with their costs.
+    fn listed(self, batches: usize) -> Vec<(Tile, u64)> {
+        match self {
+            Self::Triangular(size, triangles) => tiles(size, batches, triangles),
+            Self::Symmetric { rows, columns } => {
+                let places = symmetric(rows, columns);
+                let tile = |product| places.iter().map(move |[row, col]| [*row, *col, product]);
+                (0..batches).flat_map(tile).map(|tile| (tile, 1)).collect()
+            }
+        }
+    }
+
+    /// How many a row of the whole matrix has.
+    fn across(self) -> usize {
+        match self {
+            Self::Triangular(size, _) => size,
+            Self::Symmetric { rows, columns } => (rows * ROWS).div_ceil(columns),
+        }
+    }
+}
+
+/// The number of tiles of a symmetric result.
+pub(super) fn symmetric_tiles(rows: usize, columns: usize) -> usize {
+    (1..=rows).map(|row| (row * ROWS).div_ceil(columns)).sum()
+}
+
+/// Rows and columns of these tiles.
+fn symmetric(rows: usize, columns: usize) -> Vec<[usize; 2]> {
+    let mut places = vec![];
+    for first in (0..rows).step_by(ROWS_TOGETHER) {
+        let end = (first + ROWS_TOGETHER).min(rows);
+        for col in 0..(end * ROWS).div_ceil(columns) {
+            let below = (first..end).filter(|row| col * columns < (row + 1) * ROWS);
+            places.extend(below.map(|row| [row, col]));
+        }
+    }
+    places
+}
 
 /// Tiles of `size`×`size` triangles by decreasing length of their sums, then the empty ones.
 fn tiles(size: usize, batches: usize, triangles: Triangles) -> Vec<(Tile, u64)> {
@@ -59,15 +113,16 @@ fn tiles(size: usize, batches: usize, triangles: Triangles) -> Vec<(Tile, u64)> 
     all
 }
 
-/// Tiles of each cube, round by round: `tile = (row · size + col) · batches + batch`, and after the
+/// Tiles of each cube, round by round: `tile = (row · across + col) · batches + batch`, and after the
 /// last one a number that is none.
-fn order(size: usize, batches: usize, cubes: usize, triangles: Triangles) -> Vec<u32> {
+fn order(tiles: Tiles, batches: usize, cubes: usize) -> Vec<u32> {
+    let across = tiles.across();
     let mut lists = vec![vec![]; cubes];
     // Each tile goes to the cube that is done first.
     let mut free: BinaryHeap<_> = (0..cubes).map(|cube| Reverse((0, cube))).collect();
-    for ([row, col, batch], cost) in tiles(size, batches, triangles) {
+    for ([row, col, batch], cost) in tiles.listed(batches) {
         let Reverse((time, cube)) = free.pop().expect("there is a cube");
-        lists[cube].push(((row * size + col) * batches + batch) as u32);
+        lists[cube].push(((row * across + col) * batches + batch) as u32);
         free.push(Reverse((time + cost, cube)));
     }
     let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 1;
@@ -78,7 +133,7 @@ fn order(size: usize, batches: usize, cubes: usize, triangles: Triangles) -> Vec
         .collect()
 }
 
-type Key = (String, usize, usize, usize, Triangles);
+type Key = (String, Tiles, usize, usize);
 
 /// Orders on their devices: a few kilobytes each, made once.
 static ORDERS: LazyLock<Mutex<HashMap<Key, (Handle, usize)>>> = LazyLock::new(Default::default);
@@ -86,16 +141,15 @@ static ORDERS: LazyLock<Mutex<HashMap<Key, (Handle, usize)>>> = LazyLock::new(De
 /// The order on the device of `like`, and its length.
 pub(super) fn upload(
     like: &CubeTensor,
-    size: usize,
+    tiles: Tiles,
     batches: usize,
     cubes: usize,
-    triangles: Triangles,
 ) -> (Handle, usize) {
     let client = &like.client;
-    let key = (format!("{:?}", client.service_id()), size, batches, cubes, triangles);
+    let key = (format!("{:?}", client.service_id()), tiles, batches, cubes);
     let mut orders = ORDERS.lock().unwrap_or_else(|e| e.into_inner());
     let made = orders.entry(key).or_insert_with(|| {
-        let order = order(size, batches, cubes, triangles);
+        let order = order(tiles, batches, cubes);
         let bytes: Vec<u8> = order.iter().flat_map(|tile| tile.to_ne_bytes()).collect();
         (client.create_from_slice(&bytes), order.len())
     });
@@ -127,7 +181,7 @@ mod tests {
                     let expected = if col > row { ZEROS } else { TILE + BLOCK * blocks as u64 };
                     assert_eq!(*cost, expected, "{row} {col} of {size}, {triangles:?}");
                 }
-                let order = order(size, batches, cubes, triangles);
+                let order = order(Tiles::Triangular(size, triangles), batches, cubes);
                 let mut seen: Vec<_> = order.iter().filter(|t| **t != u32::MAX).collect();
                 seen.sort();
                 assert!(seen.iter().enumerate().all(|(i, tile)| i as u32 == **tile));
@@ -135,6 +189,31 @@ mod tests {
                 // The last round ends every list.
                 assert!(order[order.len() - cubes..].iter().all(|tile| *tile == u32::MAX));
             }
+        }
+    }
+
+    #[test]
+    fn the_lower_half_of_a_symmetric_result_is_covered_once() {
+        for (rows, columns, batches, cubes) in
+            [(1, 256, 1, 1), (5, 192, 3, 4), (6, 256, 24, 132), (33, 128, 1, 132)]
+        {
+            let across = (rows * ROWS).div_ceil(columns);
+            assert_eq!(symmetric(rows, columns).len(), symmetric_tiles(rows, columns));
+            let mut seen = vec![0; rows * across * batches];
+            let order = order(Tiles::Symmetric { rows, columns }, batches, cubes);
+            order.iter().filter(|t| **t != u32::MAX).for_each(|t| seen[*t as usize] += 1);
+            for row in 0..rows {
+                for col in 0..across {
+                    // Its first column and its last row meet on or below the diagonal.
+                    let wanted = usize::from(col * columns < row * ROWS + ROWS);
+                    let at = (row * across + col) * batches;
+                    assert!(
+                        seen[at..][..batches].iter().all(|times| *times == wanted),
+                        "{row} {col}"
+                    );
+                }
+            }
+            assert!(order[order.len() - cubes..].iter().all(|tile| *tile == u32::MAX));
         }
     }
 }

@@ -5,7 +5,9 @@ use super::AddendLaunch;
 use super::family::{self, Family};
 use super::operand::{Order, Stack};
 #[cfg(feature = "cuda")]
-use super::schedule::BlocksLaunch;
+use super::order::Tiles;
+#[cfg(feature = "cuda")]
+use super::schedule::{BlocksLaunch, Walk};
 use super::{Epilogue, Triangles, units};
 use crate::launch;
 use crate::precision::F32Precision;
@@ -33,6 +35,8 @@ pub(crate) struct Product {
     /// Of the result.
     pub(crate) dtype: DType,
     pub(crate) triangles: Triangles,
+    /// The result is known to be symmetric, C too.
+    pub(crate) symmetric: bool,
     /// Of f32 operands.
     pub(crate) precision: F32Precision,
     /// The kernels it should run on.
@@ -63,6 +67,8 @@ pub(super) struct Operands {
     pub(super) k: usize,
     pub(super) alpha: f64,
     pub(super) triangles: Triangles,
+    /// The result is known to be symmetric: a family may make half of it.
+    pub(super) symmetric: bool,
     /// C stands where the result goes.
     pub(super) in_place: bool,
     /// What the second product of a pair has of its own; for wgmma alone.
@@ -120,7 +126,8 @@ impl Operands {
     fn fold(&mut self) {
         let a = &self.a;
         let rows = a.order == Order::Rows && a.batch == a.rows * a.line && a.batches > 1;
-        if rows && self.b.batches == 1 && self.add.is_none() && !self.triangles.masked() {
+        let whole = !self.triangles.masked() && !self.symmetric;
+        if rows && self.b.batches == 1 && self.add.is_none() && whole {
             self.m *= self.batches;
             self.a.rows = self.m;
             (self.batches, self.a.batches) = (1, 1);
@@ -146,35 +153,42 @@ impl Operands {
         self.a.aligned() && self.b.aligned()
     }
 
-    /// The sizes as tensor-core kernels take them: tiles, blocks of K of a part, parts.
+    /// The sizes as tensor-core kernels take them: tiles, blocks of K of a part, parts that are stored.
     #[cfg(feature = "cuda")]
     pub(super) fn blocks(
         &self,
         [tiles_m, tiles_n]: [usize; 2],
         depth: usize,
         splits: usize,
+        walk: Walk,
     ) -> BlocksLaunch {
         let step = |stack: &Stack| u32::from(stack.batches > 1);
-        let stacks = if self.triangles.masked() { self.batches } else { splits };
+        let stacks = if walk.ordered() { self.batches } else { splits };
         BlocksLaunch::new(
             depth as u32,
             tiles_m as u32,
             tiles_n as u32,
             stacks as u32,
-            (tiles_m * tiles_n * splits * self.batches) as u32,
+            (tiles_m * tiles_n * splits * self.batches) as u32 * walk.cluster,
             step(&self.a),
             step(&self.b),
             self.k.div_ceil(super::schedule::DEPTH) as u32,
         )
     }
 
-    /// The order of triangular tiles for so many cubes; anything where it is not read.
+    /// Square tiles of triangles, if that is what is multiplied.
     #[cfg(feature = "cuda")]
-    pub(super) fn order(&self, size: usize, cubes: usize, out: &CubeTensor) -> BufferArg {
-        if !self.triangles.masked() {
+    pub(super) fn triangular(&self, size: usize) -> Option<Tiles> {
+        self.triangles.masked().then_some(Tiles::Triangular(size, self.triangles))
+    }
+
+    /// The order of these tiles for so many cubes; anything where there is none.
+    #[cfg(feature = "cuda")]
+    pub(super) fn order(&self, tiles: Option<Tiles>, cubes: usize, out: &CubeTensor) -> BufferArg {
+        let Some(tiles) = tiles else {
             return launch::unused(out, DType::U32).into_buffer_arg();
-        }
-        let (handle, length) = super::order::upload(out, size, self.batches, cubes, self.triangles);
+        };
+        let (handle, length) = super::order::upload(out, tiles, self.batches, cubes);
         // SAFETY: the length is that of the order.
         unsafe { BufferArg::from_raw_parts(handle, length) }
     }
@@ -199,6 +213,7 @@ impl Product {
             alpha: 1.0,
             dtype,
             triangles,
+            symmetric: false,
             precision: F32Precision::Highest,
             family: None,
             out: None,
@@ -243,6 +258,7 @@ impl Product {
             add: self.add.map(|(add, beta)| (broadcast(add, &shape), beta)),
             alpha: self.alpha,
             triangles: self.triangles,
+            symmetric: self.symmetric,
             in_place: self.in_place,
             #[cfg(feature = "cuda")]
             second: None,
@@ -353,6 +369,7 @@ fn pair(
         k,
         alpha: 1.0,
         triangles: Triangles::default(),
+        symmetric: false,
         in_place: false,
         second: None,
     };

@@ -79,6 +79,25 @@ pub(crate) fn sync_units(id: u32, #[comptime] units: u32) {
     gpu_asm!("bar.sync {i}, {n};", i = in(_) id, n = const units);
 }
 
+// ---- clusters ----------------------------------------------------------------------------------
+
+/// Waits for all units of the cluster, and makes what they wrote visible to each other.
+#[cube]
+pub(crate) fn sync_cluster() {
+    gpu_asm!("barrier.cluster.arrive.release;", "barrier.cluster.wait.acquire;");
+}
+
+/// Where `addr` is in the shared memory of cube `rank` of the cluster.
+#[cube]
+pub(crate) fn cluster_address(addr: u32, rank: u32) -> u32 {
+    let there: u32;
+    gpu_asm!(
+        "mapa.shared::cluster.u32 {o}, {a}, {r};",
+        o = out(_) there, a = in(_) addr, r = in(_) rank, options(pure, nomem)
+    );
+    there
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------
 
 /// Loads a box at column `x` and row `y` of matrix `z`; zero outside. Completes on `bar`.
@@ -186,6 +205,26 @@ impl Wgmma {
         }
         text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
     }
+
+    /// Stores the sums `%0..` from address `at` on.
+    fn send(&self) -> String {
+        let store = |i: usize| {
+            let sums = list(4, |e| format!("%{}", 4 * i + e));
+            format!("st.shared::cluster.v4.f32 [at+{}], {{{sums}}};\n", i * HANDED)
+        };
+        (0..self.sums() / 4).map(store).collect()
+    }
+
+    /// Adds what stands from address `at` on.
+    fn add_sent(&self) -> String {
+        let held = self.held();
+        let add = |i: usize| {
+            let load = format!("ld.shared.v4.f32 {{x0, x1, x2, x3}}, [at+{}];\n", i * HANDED);
+            let sum = |e| format!("add.f32 %{}, %{}, x{e};\n", 4 * i + e, held + 4 * i + e);
+            load + &(0..4).map(sum).collect::<String>()
+        };
+        (0..self.sums() / 4).map(add).collect()
+    }
 }
 
 /// sums + A·B over a block of 64 of K, by a group of 128 units.
@@ -207,6 +246,34 @@ pub(crate) fn wgmma_block<N: Size>(
     next
 }
 
+/// Bytes between parts of 16 that a unit of 128 hands over.
+const HANDED: usize = 128 * 16;
+
+/// Writes the sums of unit `t` of 128 to memory from `addr` on, in a cube of the cluster.
+#[cube]
+pub(crate) fn send_sums<N: Size>(sums: Vector<f32, N>, addr: u32, t: u32, #[comptime] op: Wgmma) {
+    gpu_asm!(
+        "{{ .reg .b32 at; // {acc}", "mov.b32 at, {a};", "{body} }}",
+        acc = in(_) sums, a = in(_) addr + t * 16, body = const op.send()
+    );
+}
+
+/// The sums with those added that unit `t` of another group of 128 wrote from `addr` on, in this cube.
+#[cube]
+pub(crate) fn add_sent<N: Size>(
+    sums: Vector<f32, N>,
+    addr: u32,
+    t: u32,
+    #[comptime] op: Wgmma,
+) -> Vector<f32, N> {
+    let next: Vector<f32, N>;
+    gpu_asm!(
+        "{{ .reg .b32 at; .reg .f32 x<4>; // {o} {i}", "mov.b32 at, {a};", "{body} }}",
+        o = out(_) next, i = in(_) sums, a = in(_) addr + t * 16, body = const op.add_sent()
+    );
+    next
+}
+
 /// Element type of a stored tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stored {
@@ -223,9 +290,10 @@ impl Stored {
         }
     }
 
-    /// Stores chunk `c` of the sums `%0..` to the addresses s0..s3.
-    fn chunk(self, c: usize) -> String {
+    /// Stores chunk `c` of the sums `%0..` to the addresses s0..s3, `turned` or as it is.
+    fn chunk(self, c: usize, turned: bool) -> String {
         let mut text = String::new();
+        let trans = if turned { ".trans" } else { "" };
         for i in 0..4 {
             match self {
                 Self::Half(half) => {
@@ -239,7 +307,7 @@ impl Stored {
                         );
                     }
                     text += &format!(
-                        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [s{i}], {{r0, r1, r2, r3}};\n"
+                        "stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [s{i}], {{r0, r1, r2, r3}};\n"
                     );
                 }
                 Self::F32 => {
@@ -258,26 +326,31 @@ impl Stored {
     }
 }
 
-/// Where unit `t` of 128 stores its four parts of a chunk of 64 rows of 128 swizzled bytes.
+/// Where unit `t` of 128 stores its four parts of a chunk of 64 rows of 128 swizzled bytes; of halves also
+/// of the chunk transposed.
 #[cube]
 pub(crate) fn chunk_address(
     base: u32,
     t: u32,
     #[comptime] part: u32,
     #[comptime] stored: Stored,
+    #[comptime] turned: bool,
 ) -> u32 {
     let (warp, lane) = (t / 32, t % 32);
     if comptime!(stored == Stored::F32) {
         let row = lane / 4;
         let block = comptime!(2 * part) + lane % 4 / 2;
         base + (warp * 16 + row) * 128 + ((block ^ row) << 4) + lane % 2 * 8
+    } else if comptime!(turned) {
+        let row = comptime!(16 * part) + lane / 16 * 8 + lane % 8;
+        base + row * 128 + (((warp * 2 + lane / 8 % 2) ^ (lane % 8)) << 4)
     } else {
         let block = comptime!(2 * part) + lane / 16;
         base + (warp * 16 + lane % 16) * 128 + ((block ^ (lane % 8)) << 4)
     }
 }
 
-/// Rounds chunk `c` of the sums and stores it, `offset` bytes after the addresses.
+/// Rounds chunk `c` of the sums and stores it, `turned` or as it is, `offset` bytes after the addresses.
 #[cube]
 pub(crate) fn store_chunk<N: Size>(
     sums: Vector<f32, N>,
@@ -288,13 +361,14 @@ pub(crate) fn store_chunk<N: Size>(
     #[comptime] offset: u32,
     #[comptime] c: usize,
     #[comptime] stored: Stored,
+    #[comptime] turned: bool,
 ) {
     gpu_asm!(
         "{{ .reg .b32 r<4>, s<4>; // {acc}",
         "add.u32 s0, {s0}, {o}; add.u32 s1, {s1}, {o}; add.u32 s2, {s2}, {o}; add.u32 s3, {s3}, {o};",
         "{body} }}",
         acc = in(_) sums, s0 = in(_) s0, s1 = in(_) s1, s2 = in(_) s2, s3 = in(_) s3,
-        o = const offset, body = const stored.chunk(c)
+        o = const offset, body = const stored.chunk(c, turned)
     );
 }
 

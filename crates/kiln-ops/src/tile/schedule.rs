@@ -8,6 +8,25 @@ pub(super) const ROWS: usize = 128;
 /// Depth of a block of K: 128 bytes of halves.
 pub(super) const DEPTH: usize = 64;
 
+/// How cubes walk over the tiles; comptime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Walk {
+    /// Rows of tiles that are made together, so that they share columns of B in the cache.
+    pub(crate) group: u32,
+    /// Cubes that share a tile, each with a part of K.
+    pub(crate) cluster: u32,
+    pub(crate) triangles: Triangles,
+    /// The tiles on and below the diagonal of a result that is symmetric.
+    pub(crate) symmetric: bool,
+}
+
+impl Walk {
+    /// Whether the host makes the order.
+    pub(super) fn ordered(&self) -> bool {
+        self.triangles.masked() || self.symmetric
+    }
+}
+
 /// Sizes of a product, in blocks.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Blocks {
@@ -16,7 +35,8 @@ pub(crate) struct Blocks {
     /// Rows and columns of tiles.
     pub(crate) tiles_m: u32,
     pub(crate) tiles_n: u32,
-    /// Parts of K; of triangles, which have none, the products of the stack.
+    /// Parts of K that are stored; where the host makes the order there are none, and this is the number
+    /// of products of the stack.
     pub(crate) splits: u32,
     /// Tiles of all parts of all products.
     pub(crate) total: u32,
@@ -42,33 +62,32 @@ pub(super) struct Place {
     pub(super) out: u32,
 }
 
-/// The tile of this cube in a round; triangles have an order made by the host.
+/// The tile of this cube in a round, times the cubes of a cluster, plus which one of those this is.
 #[cube]
-pub(super) fn turn(order: &[u32], round: u32, #[comptime] triangles: Triangles) -> u32 {
-    if comptime!(triangles.masked()) {
-        order[(round * CUBE_COUNT_X + CUBE_POS_X) as usize]
+pub(super) fn turn(order: &[u32], round: u32, #[comptime] walk: Walk) -> u32 {
+    let at = round * CUBE_COUNT_X + CUBE_POS_X;
+    if comptime!(walk.ordered()) {
+        order[(at / walk.cluster) as usize] * walk.cluster + at % walk.cluster
     } else {
-        round * CUBE_COUNT_X + CUBE_POS_X
+        at
     }
 }
 
 #[cube]
-pub(super) fn place(
-    tile: u32,
-    blocks: &Blocks,
-    #[comptime] group: u32,
-    #[comptime] triangles: Triangles,
-) -> Place {
-    if comptime!(triangles.masked()) {
-        triangle(tile, blocks, triangles)
+pub(super) fn place(turn: u32, blocks: &Blocks, #[comptime] walk: Walk) -> Place {
+    let (tile, part) = (turn / walk.cluster, turn % walk.cluster);
+    if comptime!(walk.triangles.masked()) {
+        triangle(tile, blocks, walk.triangles)
+    } else if comptime!(walk.symmetric) {
+        half(tile, part, blocks)
     } else {
-        rectangle(tile, blocks, group)
+        rectangle(tile, part, blocks, walk.group)
     }
 }
 
 /// Tiles go in bands of `group` rows, column by column.
 #[cube]
-fn rectangle(tile: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
+fn rectangle(tile: u32, part: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
     let matrix = blocks.tiles_m * blocks.tiles_n;
     let (stack, at) = (tile / matrix, tile % matrix);
     let width = group * blocks.tiles_n;
@@ -78,11 +97,26 @@ fn rectangle(tile: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
     Place {
         row: first + at % width % rows,
         col: at % width / rows,
-        block: split * blocks.depth,
+        block: (split + part) * blocks.depth,
         depth: blocks.depth,
         a: batch * blocks.a_step,
         b: batch * blocks.b_step,
         out: stack,
+    }
+}
+
+/// Tiles of a symmetric result, numbered as the order has them.
+#[cube]
+fn half(tile: u32, part: u32, blocks: &Blocks) -> Place {
+    let (at, batch) = (tile / blocks.splits, tile % blocks.splits);
+    Place {
+        row: at / blocks.tiles_n,
+        col: at % blocks.tiles_n,
+        block: part * blocks.depth,
+        depth: blocks.depth,
+        a: batch * blocks.a_step,
+        b: batch * blocks.b_step,
+        out: batch,
     }
 }
 

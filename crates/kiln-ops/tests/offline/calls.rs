@@ -152,8 +152,10 @@ fn losses(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
 }
 
 fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    // Large tiles; few tiles and long sums; odd sizes.
-    for [m, k, n] in [[8192, 4096, 8192], [8192, 768, 768], [256, 8192, 256], [65, 33, 31]] {
+    // Large tiles; few tiles and long sums, by cubes in pairs and in parts; odd sizes.
+    let sizes =
+        [[8192, 4096, 8192], [8192, 768, 768], [2048, 8192, 768], [256, 8192, 256], [65, 33, 31]];
+    for [m, k, n] in sizes {
         for (order, a_turned, b_turned) in
             [("nn", false, false), ("nt", false, true), ("tn", true, false), ("tt", true, true)]
         {
@@ -207,6 +209,17 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         calls.push(Call {
             name: format!("matmul_add {name} f32"),
             run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, b, c, scaled))),
+        });
+    }
+    // Symmetric: wide tiles, and small ones that cubes share, with C.
+    for (rows, depth) in [(8192, 1024), (512, 4096)] {
+        let options = MatmulOptions { symmetric: true, ..MatmulOptions::default() };
+        let scaled = Scaled::new(options, dtype);
+        let (a, c) = (tensor(client, [rows, depth], dtype), tensor(client, [rows, rows], dtype));
+        let at = transposed(a.clone());
+        calls.push(Call {
+            name: format!("matmul symmetric {name} {rows}x{depth}"),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, at, c, scaled))),
         });
     }
     // f32 as sums of bf16.

@@ -115,7 +115,6 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
     k: u32,
     blocks: Blocks,
     alpha: f32,
-    #[comptime] group: u32,
     #[comptime] product: MmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
@@ -133,10 +132,10 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
     let lanes = lanes(base, base + a_bytes, product);
 
     let mut round = 0u32;
-    let mut at = turn(order, round, product.triangles);
+    let mut at = turn(order, round, product.walk);
     while at < blocks.total {
-        let following = turn(order, round + 1, product.triangles);
-        let place = place(at, &blocks, group, product.triangles);
+        let following = turn(order, round + 1, product.walk);
+        let place = place(at, &blocks, product.walk);
         let row0 = place.row * comptime!(ROWS as u32);
         let col0 = place.col * comptime!(product.n as u32);
         let a_at = a_base + u64::cast_from(place.a as usize * a_lines.batch * 2);

@@ -8,7 +8,7 @@ use super::maps::operand;
 use super::operand::Order;
 use super::product::Operands;
 use super::ptx::Half;
-use super::schedule::{DEPTH, ROWS};
+use super::schedule::{DEPTH, ROWS, Walk};
 use super::splits;
 use super::units::LinesLaunch;
 use crate::launch;
@@ -61,14 +61,15 @@ pub(super) fn run(o: &Operands, out: &CubeTensor, tma: bool) {
     let epilogue = o.epilogue(split);
     let (a, b, triangles) = (o.a.order, o.b.order, o.triangles);
     let half = Half::of(o.a.tensor.dtype);
-    let product = MmaProduct { n, stages, half, a, b, epilogue, triangles };
+    let walk = Walk { group: GROUP, cluster: 1, triangles, symmetric: false };
+    let product = MmaProduct { n, stages, half, a, b, epilogue, walk };
     let add = o.add.as_ref().filter(|_| epilogue.add).map(|(add, _)| add.tensor.clone());
     let add = add.unwrap_or_else(|| launch::unused(out, DType::F32));
     let dtypes = [o.a.tensor.dtype, add.dtype, target.dtype].map(dtype_to_elem_type);
     let [tiles_m, _] = tiles(n);
     let cubes = (number(n) * splits).min(multiprocessors);
-    let (grid, sizes) = (launch::grid(client, cubes), o.blocks(tiles(n), depth, splits));
-    let (order, alpha) = (o.order(tiles_m, cubes, out), o.alpha as f32);
+    let (grid, sizes) = (launch::grid(client, cubes), o.blocks(tiles(n), depth, splits, walk));
+    let (order, alpha) = (o.order(o.triangular(tiles_m), cubes, out), o.alpha as f32);
     if tma {
         // SAFETY: TMA keeps to the shapes of its maps, C and the result are only touched inside M
         // and N.
@@ -90,7 +91,6 @@ pub(super) fn run(o: &Operands, out: &CubeTensor, tma: bool) {
                 o.n as u32,
                 sizes,
                 alpha,
-                GROUP,
                 product,
                 dtypes,
             );
@@ -119,7 +119,6 @@ pub(super) fn run(o: &Operands, out: &CubeTensor, tma: bool) {
                 o.k as u32,
                 sizes,
                 alpha,
-                GROUP,
                 product,
                 dtypes,
             );

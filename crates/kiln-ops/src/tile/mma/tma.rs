@@ -17,9 +17,9 @@ use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
 impl MmaProduct {
     /// What is loaded.
-    pub(super) fn feed(&self, group: u32) -> Feed {
-        let Self { n, stages, a, b, triangles, .. } = *self;
-        Feed { a, b, n, stages, group, triangles, pair: Pair::None }
+    pub(super) fn feed(&self) -> Feed {
+        let Self { n, stages, a, b, walk, .. } = *self;
+        Feed { a, b, n, stages, walk, pair: Pair::None }
     }
 
     /// Parts of a block, as many warps load.
@@ -98,11 +98,10 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, Two: Size>(
     n: u32,
     blocks: Blocks,
     alpha: f32,
-    #[comptime] group: u32,
     #[comptime] product: MmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
-    let feed = comptime!(product.feed(group));
+    let feed = comptime!(product.feed());
     let stages = comptime!(product.stages as u32);
     let (a_bytes, b_bytes) = comptime!((feed.a_bytes(), feed.b_bytes()));
     let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(feed.bytes() / 4), 1024usize);
@@ -121,17 +120,17 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, Two: Size>(
     let lanes = lanes(ring.a, ring.b, product);
     let b_at = comptime!(stages * a_bytes);
     let mut round = 0u32;
-    let mut at = turn(order, round, product.triangles);
+    let mut at = turn(order, round, product.walk);
     // No cube is without a tile.
-    let start = place(at, &blocks, group, product.triangles);
+    let start = place(at, &blocks, product.walk);
     if loads {
         for k in 0..min(start.depth, ahead) {
             load_part(a_map, b_map, &ring, &mut fill, &start, k, part, product, feed);
         }
     }
     while at < blocks.total {
-        let following = turn(order, round + 1, product.triangles);
-        let place = place(at, &blocks, group, product.triangles);
+        let following = turn(order, round + 1, product.walk);
+        let place = place(at, &blocks, product.walk);
         let row0 = place.row * comptime!(ROWS as u32);
         let col0 = place.col * comptime!(product.n as u32);
         let first = place.block;
@@ -176,7 +175,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, Two: Size>(
             }
         }
         if loads && following < blocks.total {
-            let next = schedule::place(following, &blocks, group, product.triangles);
+            let next = schedule::place(following, &blocks, product.walk);
             for k in 0..min(next.depth, ahead) {
                 load_part(a_map, b_map, &ring, &mut fill, &next, k, part, product, feed);
             }

@@ -5,8 +5,8 @@
 use crate::tile::mask::{crossed, mask_block};
 use crate::tile::operand::Order;
 use crate::tile::ptx::*;
-use crate::tile::schedule::{DEPTH, Place, ROWS};
-use crate::tile::{Addend, Epilogue, Triangles};
+use crate::tile::schedule::{DEPTH, Place, ROWS, Walk};
+use crate::tile::{Addend, Epilogue};
 use cubecl::prelude::*;
 
 /// Units that multiply: two warps along M, four along N.
@@ -27,7 +27,7 @@ pub(crate) struct MmaProduct {
     pub(super) a: Order,
     pub(super) b: Order,
     pub(super) epilogue: Epilogue,
-    pub(super) triangles: Triangles,
+    pub(super) walk: Walk,
 }
 
 impl MmaProduct {
@@ -104,10 +104,10 @@ pub(super) fn mask_stage(
     #[comptime] tma: bool,
     #[comptime] product: MmaProduct,
 ) {
-    if comptime!(product.triangles.masked()) {
+    if comptime!(product.walk.triangles.masked()) {
         let k0 = block * comptime!(DEPTH as u32);
         let (a_keeps, b_keeps) =
-            comptime!((product.triangles.a_keeps(), product.triangles.b_keeps()));
+            comptime!((product.walk.triangles.a_keeps(), product.walk.triangles.b_keeps()));
         let b_crossed = crossed(k0, col0, comptime!(product.n as u32), b_keeps);
         if crossed(k0, row0, comptime!(ROWS as u32), a_keeps) || b_crossed {
             let along_k = comptime!((product.a == Order::Rows, product.b == Order::Columns));
@@ -238,7 +238,7 @@ pub(super) fn store<C: Float, O: Float, Two: Size>(
                             let at = more + row as usize * addend.row + col as usize * addend.col;
                             x += addend.beta * f32::cast_from(add[at]);
                         }
-                        if comptime!(product.triangles.out_lower) && col > row {
+                        if comptime!(product.walk.triangles.out_lower) && col > row {
                             x = 0.0f32;
                         }
                         two.insert(e, x);

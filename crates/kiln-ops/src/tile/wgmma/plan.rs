@@ -1,29 +1,36 @@
 //! Which tile a product gets, and in how many parts of K.
 
 use super::kernel::WgmmaTile;
-use crate::tile::Triangle;
 use crate::tile::product::Operands;
 use crate::tile::schedule::{DEPTH, ROWS};
+use crate::tile::{Triangle, order};
 
 /// The settings of a launch.
 pub(super) struct Plan {
     pub(super) tile: WgmmaTile,
-    /// Parts of K.
+    /// Parts of K that are stored and added up by a second kernel.
     pub(super) splits: usize,
 }
 
 /// Columns of a tile, and the time of a stage relative to that of 256 columns.
-const TILES: [(usize, f64); 3] = [(256, 1.0), (192, 0.78), (128, 0.58)];
-/// Time of a stage of 256 columns, in seconds.
-const STAGE: f64 = 0.71e-6;
+const TILES: [(usize, f64); 3] = [(256, 1.0), (192, 0.78), (128, 0.54)];
+/// Time of a stage of 256 columns where all multiprocessors are busy, in seconds.
+const STAGE: f64 = 0.65e-6;
+/// The part of it that is left when few are: the clock rises.
+const ALONE: f64 = 0.6;
 /// What a tile costs beside its stages, in stages.
 const TILE: f64 = 2.0;
 /// A second launch, and bytes a second of the sum of parts.
-const LAUNCH: f64 = 4e-6;
-const BYTES: f64 = 3e12;
+const LAUNCH: f64 = 2.5e-6;
+const BYTES: f64 = 4e12;
+/// What two cubes of a cluster take to add up their sums, and how much slower their stages are than those of
+/// cubes on their own. (Clusters of three and four were in no shape the fastest.)
+const EXCHANGE: f64 = 1.5e-6;
+const CLUSTERED: f64 = 1.065;
 
-/// The cheapest by a model of waves: tiles of a wave run side by side, one on each multiprocessor.
-pub(super) fn plan(o: &Operands, multiprocessors: usize) -> Plan {
+/// The cheapest by a model of waves: tiles of a wave run side by side, one on each multiprocessor. The
+/// constants are from the 30 products of docs/matmul.md on an H200, where it is right to 5 % from 30 µs on.
+pub(super) fn plan(o: &Operands, symmetric: bool, multiprocessors: usize) -> Plan {
     if o.triangles.masked() {
         // Square tiles: wider ones would compute more above the diagonal than they gain. Two cubes on
         // a multiprocessor hide the stores of these short sums (16·1024² in bf16 on an H200: 32.3 µs
@@ -35,22 +42,36 @@ pub(super) fn plan(o: &Operands, multiprocessors: usize) -> Plan {
     let blocks = o.blocks_of_k(DEPTH);
     let gate = o.second.as_ref().is_some_and(|second| second.gated.is_some());
     let mut best: Option<(f64, Plan)> = None;
+    let mut offer = |cost: f64, plan: Plan| {
+        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            best = Some((cost, plan));
+        }
+    };
     // Of a gate a tile holds the same columns of both products, in whole chunks, and all of K.
     for (n, stage) in TILES.into_iter().filter(|(n, _)| !gate || n.is_multiple_of(128)) {
         let columns = if gate { n / 2 } else { n };
-        let tiles = o.m.div_ceil(ROWS) * o.n.div_ceil(columns) * o.batches;
-        let most = if gate { 1 } else { 16usize.min(blocks.div_ceil(4)) };
-        for splits in 1..=most {
-            let depth = blocks.div_ceil(splits);
-            let waves = (tiles * splits).div_ceil(multiprocessors) as f64;
-            let mut cost = waves * (depth as f64 * stage + TILE * stage) * STAGE;
-            if splits > 1 {
-                let bytes = (8 * splits + 2) * o.m * o.n * o.batches;
-                cost += LAUNCH + bytes as f64 / BYTES;
-            }
-            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                best = Some((cost, Plan { tile: WgmmaTile::new(n), splits }));
-            }
+        let places = match symmetric {
+            true => order::symmetric_tiles(o.m.div_ceil(ROWS), columns),
+            false => o.m.div_ceil(ROWS) * o.n.div_ceil(columns),
+        };
+        let tiles = places * o.batches;
+        let time = |parts: usize| {
+            let waves = (tiles * parts).div_ceil(multiprocessors);
+            let busy = (tiles * parts) as f64 / (waves * multiprocessors) as f64;
+            let clock = if waves == 1 { ALONE + (1.0 - ALONE) * busy } else { 1.0 };
+            waves as f64 * (blocks.div_ceil(parts) as f64 + TILE) * stage * STAGE * clock
+        };
+        offer(time(1), Plan { tile: WgmmaTile::new(n), splits: 1 });
+        if gate || blocks < 8 {
+            continue;
+        }
+        let plan = Plan { tile: WgmmaTile::clustered(n), splits: 1 };
+        offer(time(2) * CLUSTERED + EXCHANGE, plan);
+        // A symmetric result is finished by those that multiply.
+        for splits in 2..=if symmetric { 1 } else { 16.min(blocks / 4) } {
+            let bytes = (8 * splits + 2) * o.m * o.n * o.batches;
+            let sum = LAUNCH + bytes as f64 / BYTES;
+            offer(time(splits) + sum, Plan { tile: WgmmaTile::new(n), splits });
         }
     }
     best.expect("there are tiles to choose from").1

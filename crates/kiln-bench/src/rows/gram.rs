@@ -1,0 +1,139 @@
+//! The symmetric product of a matrix and itself transposed: matmul, told that the result is symmetric.
+
+use super::elements;
+use super::matmul::{stack, transpose};
+use crate::attributes::{Attribute, Kind};
+use crate::host::{HostTensor, Input};
+use crate::registry::*;
+use burn::tensor::{DType, Tensor};
+#[cfg(feature = "cube")]
+use kiln_ops::matmul::matmul_add;
+use kiln_ops::matmul::{MatmulOptions, matmul};
+use kiln_ops::{OpError, oracle::matmul as oracle};
+
+static SPEC: Spec = Spec {
+    name: "gram",
+    formula: "y = alpha · a·aᵀ",
+    inputs: &[InputSpec {
+        name: "a",
+        shape: &["...", "M", "K"],
+        holds: Holds::Float,
+        mean: 0.1,
+        fan_in: false,
+    }],
+    attributes: &[Attribute { name: "alpha", default: "1", kind: Kind::Number }],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "M", "M"], f32: false }],
+    differentiable: true,
+    kernel: true,
+    // The gradient is the sum of two that have been rounded.
+    roundings: (1, 2),
+    rounds_inside: false,
+};
+
+/// a and its transpose, as the operands of one product.
+fn operands(call: &Call<'_>) -> [Tensor<3>; 2] {
+    let Input::Float { shape, .. } = &call.inputs[0] else { unreachable!("the input is float") };
+    let a = call.rows(0).reshape(stack(shape));
+    [a.clone(), a.swap_dims(1, 2)]
+}
+
+/// [batches, M, K, M].
+fn sizes(shape: &[usize]) -> [usize; 4] {
+    let [batches, m, k] = stack(shape);
+    [batches, m, k, m]
+}
+
+pub(crate) struct Row;
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn tiled(&self) -> bool {
+        true
+    }
+
+    fn tf32_reference(&self) -> bool {
+        true
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let alpha = call.attributes.number("alpha");
+        let options = MatmulOptions { alpha, symmetric: true, ..MatmulOptions::default() };
+        let [a, at] = operands(call);
+        Ok(vec![matmul(a, at, options)?.flatten(0, 2)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let [a, _] = operands(call);
+        let [batches, m, _] = a.dims();
+        let dy = dy[0].clone().reshape([batches, m, m]);
+        let alpha = call.attributes.number("alpha");
+        let options = MatmulOptions { alpha, ..MatmulOptions::default() };
+        let left = matmul(dy.clone(), a.clone(), options).expect("the shapes fit");
+        let sum = matmul_add(dy.swap_dims(1, 2), a, left, options).expect("the shapes fit");
+        Some(vec![sum.flatten(0, 1)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+        let a = &call.inputs[0];
+        let alpha = call.attributes.number("alpha");
+        let y = oracle::forward(&a.values, &transpose(a).values, sizes(&a.shape), alpha);
+        let mut shape = a.shape.clone();
+        let last = shape.len() - 1;
+        shape[last] = shape[last - 1];
+        vec![HostTensor::new(shape, y)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+        let a = &call.inputs[0];
+        let at = transpose(a);
+        let alpha = call.attributes.number("alpha");
+        let (left, right) =
+            oracle::backward(&a.values, &at.values, sizes(&a.shape), alpha, &dy[0].values);
+        let right = transpose(&HostTensor::new(at.shape, right));
+        let sum = left.iter().zip(&right.values).map(|(l, r)| l + r).collect();
+        vec![HostTensor::new(a.shape.clone(), sum)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        [
+            [1, 1, 1].as_slice(),
+            &[7, 5],
+            &[130, 70],
+            // Whole tiles, whole vectors.
+            &[256, 192],
+            &[2, 3, 33, 17],
+            &[3, 264, 72],
+            // K long and few tiles: in parts.
+            &[24, 2056],
+            &[400, 2056],
+        ]
+        .iter()
+        .map(|shape| Case::new([shape]).with("alpha", 0.7))
+        .collect()
+    }
+
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let shapes: &[&[usize]] = match scale {
+            Scale::Small => &[&[64, 64], &[128, 128], &[256, 256]],
+            // The matrices of a 124M model, as Newton-Schulz has them.
+            Scale::Train => &[&[768, 768], &[768, 3072], &[24, 768, 768], &[24, 768, 3072]],
+            Scale::Large => &[&[2048, 2048], &[4096, 4096], &[8192, 8192]],
+        };
+        shapes.iter().map(|shape| Case::new([shape])).collect()
+    }
+
+    /// Of the dense product, so that its rate compares with others.
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let [batches, m, k, _] = sizes(&case.shapes[0]);
+        let (a, y) = (elements(case, 0), (batches * m * m) as f64);
+        let (size, flops) = (dtype.size() as f64, 2.0 * y * k as f64);
+        (
+            Work { bytes: (a + y) * size, flops },
+            Work { bytes: (2.0 * a + y) * size, flops: 2.0 * flops },
+        )
+    }
+}
