@@ -16,6 +16,7 @@ const PLAIN: MatmulOptions = MatmulOptions {
     precision: F32Precision::Highest,
     symmetric: false,
 };
+const SYMMETRIC: MatmulOptions = MatmulOptions { symmetric: true, ..PLAIN };
 
 /// A row-major matrix of these numbers, transposed.
 fn turned(values: &[f64], rows: usize, cols: usize) -> Vec<f64> {
@@ -233,7 +234,7 @@ fn long_sums_are_cut_into_parts() {
     for device in devices() {
         for dtype in dtypes(&device) {
             for [batches, m, k, n] in
-                [[1, 140, 1100, 72], [1, 300, 520, 200], [3, 40, 2056, 264], [2, 16, 8200, 8]]
+                [[1, 140, 1100, 72], [3, 140, 1100, 72], [3, 40, 2056, 264], [2, 16, 8200, 8]]
             {
                 let (a, a_held) =
                     tensor(&numbers(batches * m * k, 1, 0.1), [batches, m, k], dtype, &device);
@@ -259,6 +260,20 @@ fn long_sums_are_cut_into_parts() {
                     assert_near(y, &expected, dtype, 1, &what);
                     assert!(*y == again, "two runs differ: {what}");
                 }
+
+                // Added to what stands in the result's memory.
+                let full = numbers(batches * m * n, 4, 0.1);
+                let mut expected = oracle::forward(&a_held, &b_held, [batches, m, k, n], 1.0);
+                let options = MatmulOptions { dtype: Some(DType::F32), ..PLAIN };
+                let made = on_families(&device, dtype, || {
+                    let (c, held) = tensor(&full, [batches, m, n], DType::F32, &device);
+                    (values(&matmul_add(a.clone(), b.clone(), c, options).unwrap()), held)
+                });
+                expected.iter_mut().zip(&made[0].1.1).for_each(|(y, c)| *y += c);
+                for (family, (y, _)) in made {
+                    let what = format!("in place, {batches}×{m}×{k}×{n} on {family}, {device:?}");
+                    assert_near(&y, &expected, DType::F32, 1, &what);
+                }
             }
         }
     }
@@ -267,17 +282,25 @@ fn long_sums_are_cut_into_parts() {
 /// alpha·A·Aᵀ + beta·C, told that it is symmetric: right, and to the bit the same on both sides.
 #[test]
 fn symmetric_products() {
-    let options = MatmulOptions { alpha: 0.5, beta: -2.0, symmetric: true, ..PLAIN };
+    let options = MatmulOptions { alpha: 0.5, beta: -2.0, ..SYMMETRIC };
     for device in devices() {
         for dtype in dtypes(&device) {
-            for [batches, m, k] in
-                [[1, 1, 3], [1, 63, 20], [1, 130, 40], [2, 200, 24], [1, 520, 40], [1, 264, 2056]]
-            {
+            for [batches, m, k] in [
+                [1, 1, 3],
+                [1, 63, 20],
+                [1, 130, 40],
+                [2, 200, 24],
+                // With tiles of 192 and of 256 columns, and by cubes in pairs.
+                [9, 520, 16],
+                [1, 2112, 16],
+                [20, 392, 16],
+                [1, 264, 2056],
+            ] {
                 let (a, a_held) =
                     tensor(&numbers(batches * m * k, 1, 0.1), [batches, m, k], dtype, &device);
                 let half = numbers(m * m, 2, 0.1);
                 let both: Vec<_> = (0..m * m).map(|i| half[i] + half[i % m * m + i / m]).collect();
-                let (c, c_held) = tensor(&both, [1, m, m], dtype, &device);
+                let (_, c_held) = tensor(&both, [1, m, m], dtype, &device);
                 let at: Vec<_> =
                     a_held.chunks(m * k).flat_map(|matrix| turned(matrix, m, k)).collect();
                 let mut expected = oracle::forward(&a_held, &at, [batches, m, k, m], 0.5);
@@ -287,7 +310,9 @@ fn symmetric_products() {
                 let made = on_families(&device, dtype, || {
                     poison(batches * m * m, dtype, &device);
                     let transposed = a.clone().swap_dims(1, 2);
-                    values(&matmul_add(a.clone(), transposed, c.clone(), options).unwrap())
+                    // Nobody else holds it: the result may take its memory.
+                    let (c, _) = tensor(&both, [1, m, m], dtype, &device);
+                    values(&matmul_add(a.clone(), transposed, c, options).unwrap())
                 });
                 for (family, y) in made {
                     let what = format!("{batches}×{m}×{k} {dtype:?} on {family} of {device:?}");
@@ -304,7 +329,6 @@ fn symmetric_products() {
 /// The gradient of a symmetric product is that of any: both operands have one.
 #[test]
 fn gradients_of_symmetric_products() {
-    let options = MatmulOptions { symmetric: true, ..PLAIN };
     for device in devices() {
         for dtype in dtypes(&device) {
             let [m, k] = [70, 24];
@@ -315,7 +339,7 @@ fn gradients_of_symmetric_products() {
             let right = turned(&right, k, m);
             let expected: Vec<_> = left.iter().zip(right).map(|(l, r)| l + r).collect();
             let leaf = a.autodiff().require_grad();
-            let y = matmul(leaf.clone(), leaf.clone().transpose(), options).unwrap();
+            let y = matmul(leaf.clone(), leaf.clone().transpose(), SYMMETRIC).unwrap();
             let grads = pull(y, &dy.autodiff()).backward();
             let found = values(&leaf.grad(&grads).unwrap());
             assert_near(&found, &expected, dtype, 2, &format!("{dtype:?} on {device:?}"));
@@ -380,12 +404,16 @@ fn wrong_calls_are_named() {
             "matmul: alpha = NaN, expected a number",
         ),
         (
-            matmul(ones([2, 4]), ones([4, 3]), MatmulOptions { symmetric: true, ..PLAIN }),
+            matmul(ones([2, 4]), ones([4, 3]), SYMMETRIC),
             "matmul: `y` has shape [2, 3], expected [..., M, M], as a symmetric product has",
         ),
         (
             matmul_add(ones([2, 4]), ones([4, 3]), ones([2, 4]), PLAIN),
             "matmul: `c` has shape [2, 4], expected [2, 3] or 1 in place of any of them",
+        ),
+        (
+            matmul_add(ones([2, 4]), ones([4, 2]), ones([1, 2]), SYMMETRIC),
+            "matmul: `c` has shape [1, 2], expected [..., M, M] or [..., 1, 1], as a symmetric result needs",
         ),
     ] {
         assert_eq!(error.unwrap_err().to_string(), expected);

@@ -84,9 +84,15 @@ fn values_and_gradients() {
     for device in devices() {
         for dtype in dtypes(&device) {
             // Odd and ragged, one row, more than one tile both ways and of each half of a pair.
-            for sizes in
-                [[5, 3, 7], [4, 1, 9], [1, 16, 8], [33, 40, 56], [130, 72, 264], [257, 136, 129]]
-            {
+            for sizes in [
+                [5, 3, 7],
+                [4, 1, 9],
+                [1, 16, 8],
+                [33, 40, 56],
+                [130, 72, 264],
+                [257, 136, 129],
+                [40, 72, 520],
+            ] {
                 check(sizes, [true; 4], [false; 3], dtype, &device);
             }
         }

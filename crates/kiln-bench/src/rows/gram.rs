@@ -6,8 +6,6 @@ use crate::attributes::{Attribute, Kind};
 use crate::host::{HostTensor, Input};
 use crate::registry::*;
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "cube")]
-use kiln_ops::matmul::matmul_add;
 use kiln_ops::matmul::{MatmulOptions, matmul};
 use kiln_ops::{OpError, oracle::matmul as oracle};
 
@@ -65,18 +63,6 @@ impl Operator for Row {
         Ok(vec![matmul(a, at, options)?.flatten(0, 2)])
     }
 
-    #[cfg(feature = "cube")]
-    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
-        let [a, _] = operands(call);
-        let [batches, m, _] = a.dims();
-        let dy = dy[0].clone().reshape([batches, m, m]);
-        let alpha = call.attributes.number("alpha");
-        let options = MatmulOptions { alpha, ..MatmulOptions::default() };
-        let left = matmul(dy.clone(), a.clone(), options).expect("the shapes fit");
-        let sum = matmul_add(dy.swap_dims(1, 2), a, left, options).expect("the shapes fit");
-        Some(vec![sum.flatten(0, 1)])
-    }
-
     fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
         let a = &call.inputs[0];
         let alpha = call.attributes.number("alpha");
@@ -107,7 +93,7 @@ impl Operator for Row {
             &[256, 192],
             &[2, 3, 33, 17],
             &[3, 264, 72],
-            // K long and few tiles: in parts.
+            // K long and few tiles: cubes in pairs.
             &[24, 2056],
             &[400, 2056],
         ]

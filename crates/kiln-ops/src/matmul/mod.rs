@@ -37,8 +37,8 @@ pub struct MatmulOptions {
     pub dtype: Option<DType>,
     /// How f32 operands are multiplied, in the backward too.
     pub precision: F32Precision,
-    /// The product is known to be symmetric, as A·Aᵀ is, and so is C: half of it may be computed. If it is
-    /// not, which half of the result is right is not said.
+    /// The product is known to be symmetric, as A·Aᵀ is, and so is C: half of it may be computed. If they
+    /// are not, which half of the result is right is not said.
     pub symmetric: bool,
 }
 
@@ -108,6 +108,13 @@ pub fn matmul_add<const D: usize>(
     check.float("c", &c)?;
     let fits = c.dims().iter().zip(&shape).all(|(c, y)| c == y || *c == 1);
     check.shape("c", &c.dims(), fits, format!("{shape:?} or 1 in place of any of them"))?;
+    let square = !options.symmetric || c.dims()[D - 2] == c.dims()[D - 1];
+    check.shape(
+        "c",
+        &c.dims(),
+        square,
+        "[..., M, M] or [..., 1, 1], as a symmetric result needs",
+    )?;
     check.device("c", &c.device(), &a.device())?;
     run(a, b, Some(c), options)
 }

@@ -33,8 +33,8 @@ type Tile = [usize; 3];
 pub(super) enum Tiles {
     /// Square ones, so many in a row.
     Triangular(usize, Triangles),
-    /// Of so many columns, in so many rows: those that have a part on or below the diagonal.
-    Symmetric { rows: usize, columns: usize },
+    /// Of so many columns, of a result of so many rows: those that have a part on or below the diagonal.
+    Symmetric { size: usize, columns: usize },
 }
 
 impl Tiles {
@@ -42,8 +42,8 @@ impl Tiles {
     fn listed(self, batches: usize) -> Vec<(Tile, u64)> {
         match self {
             Self::Triangular(size, triangles) => tiles(size, batches, triangles),
-            Self::Symmetric { rows, columns } => {
-                let places = symmetric(rows, columns);
+            Self::Symmetric { size, columns } => {
+                let places = symmetric(size, columns);
                 let tile = |product| places.iter().map(move |[row, col]| [*row, *col, product]);
                 (0..batches).flat_map(tile).map(|tile| (tile, 1)).collect()
             }
@@ -54,23 +54,29 @@ impl Tiles {
     fn across(self) -> usize {
         match self {
             Self::Triangular(size, _) => size,
-            Self::Symmetric { rows, columns } => (rows * ROWS).div_ceil(columns),
+            Self::Symmetric { size, columns } => size.div_ceil(columns),
         }
     }
 }
 
+/// Tiles of a row of a symmetric result.
+fn symmetric_row(row: usize, size: usize, columns: usize) -> usize {
+    size.min((row + 1) * ROWS).div_ceil(columns)
+}
+
 /// The number of tiles of a symmetric result.
-pub(super) fn symmetric_tiles(rows: usize, columns: usize) -> usize {
-    (1..=rows).map(|row| (row * ROWS).div_ceil(columns)).sum()
+pub(super) fn symmetric_tiles(size: usize, columns: usize) -> usize {
+    (0..size.div_ceil(ROWS)).map(|row| symmetric_row(row, size, columns)).sum()
 }
 
 /// Rows and columns of these tiles.
-fn symmetric(rows: usize, columns: usize) -> Vec<[usize; 2]> {
+fn symmetric(size: usize, columns: usize) -> Vec<[usize; 2]> {
+    let rows = size.div_ceil(ROWS);
     let mut places = vec![];
     for first in (0..rows).step_by(ROWS_TOGETHER) {
         let end = (first + ROWS_TOGETHER).min(rows);
-        for col in 0..(end * ROWS).div_ceil(columns) {
-            let below = (first..end).filter(|row| col * columns < (row + 1) * ROWS);
+        for col in 0..symmetric_row(end - 1, size, columns) {
+            let below = (first..end).filter(|row| col < symmetric_row(*row, size, columns));
             places.extend(below.map(|row| [row, col]));
         }
     }
@@ -194,13 +200,18 @@ mod tests {
 
     #[test]
     fn the_lower_half_of_a_symmetric_result_is_covered_once() {
-        for (rows, columns, batches, cubes) in
-            [(1, 256, 1, 1), (5, 192, 3, 4), (6, 256, 24, 132), (33, 128, 1, 132)]
-        {
-            let across = (rows * ROWS).div_ceil(columns);
-            assert_eq!(symmetric(rows, columns).len(), symmetric_tiles(rows, columns));
+        for (size, columns, batches, cubes) in [
+            (1usize, 256usize, 1, 1),
+            (520, 192, 3, 4),
+            (2112, 192, 1, 132),
+            (768, 256, 24, 132),
+            (4200, 128, 1, 132),
+        ] {
+            // As the kernel finds a tile's row and column.
+            let (rows, across) = (size.div_ceil(ROWS), size.div_ceil(columns));
+            assert_eq!(symmetric(size, columns).len(), symmetric_tiles(size, columns));
             let mut seen = vec![0; rows * across * batches];
-            let order = order(Tiles::Symmetric { rows, columns }, batches, cubes);
+            let order = order(Tiles::Symmetric { size, columns }, batches, cubes);
             order.iter().filter(|t| **t != u32::MAX).for_each(|t| seen[*t as usize] += 1);
             for row in 0..rows {
                 for col in 0..across {

@@ -1,13 +1,13 @@
 //! A product as data, and its launch.
 
-#[cfg(feature = "cuda")]
-use super::AddendLaunch;
 use super::family::{self, Family};
 use super::operand::{Order, Stack};
 #[cfg(feature = "cuda")]
 use super::order::Tiles;
 #[cfg(feature = "cuda")]
 use super::schedule::{BlocksLaunch, Walk};
+#[cfg(feature = "cuda")]
+use super::{AddendLaunch, Pair};
 use super::{Epilogue, Triangles, units};
 use crate::launch;
 use crate::precision::F32Precision;
@@ -99,6 +99,16 @@ impl Operands {
         match &self.second {
             Some(Second { gated: None, .. }) => 2 * single,
             _ => single,
+        }
+    }
+
+    /// How the two products of a pair belong together.
+    #[cfg(feature = "cuda")]
+    pub(super) fn pair(&self) -> Pair {
+        match &self.second {
+            None => Pair::None,
+            Some(Second { gated: None, .. }) => Pair::Sum,
+            Some(Second { gated: Some(gated), .. }) => Pair::Gate { keep: gated.keep },
         }
     }
 

@@ -81,7 +81,7 @@ pub(crate) fn sync_units(id: u32, #[comptime] units: u32) {
 
 // ---- clusters ----------------------------------------------------------------------------------
 
-/// Waits for all units of the cluster, and makes what they wrote visible to each other.
+/// Waits for all units of the cluster that have not ended, and makes what they wrote visible to each other.
 #[cube]
 pub(crate) fn sync_cluster() {
     gpu_asm!("barrier.cluster.arrive.release;", "barrier.cluster.wait.acquire;");

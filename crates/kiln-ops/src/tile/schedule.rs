@@ -38,7 +38,8 @@ pub(crate) struct Blocks {
     /// Parts of K that are stored; where the host makes the order there are none, and this is the number
     /// of products of the stack.
     pub(crate) splits: u32,
-    /// Tiles of all parts of all products.
+    /// Turns: tiles of all parts of all products, times the cubes of a cluster. Where the host makes the
+    /// order, some of them are not taken.
     pub(crate) total: u32,
     /// 1 if A has a matrix for each product, 0 if they share one.
     pub(crate) a_step: u32,
@@ -81,23 +82,23 @@ pub(super) fn place(turn: u32, blocks: &Blocks, #[comptime] walk: Walk) -> Place
     } else if comptime!(walk.symmetric) {
         half(tile, part, blocks)
     } else {
-        rectangle(tile, part, blocks, walk.group)
+        rectangle(tile, part, blocks, walk)
     }
 }
 
 /// Tiles go in bands of `group` rows, column by column.
 #[cube]
-fn rectangle(tile: u32, part: u32, blocks: &Blocks, #[comptime] group: u32) -> Place {
+fn rectangle(tile: u32, part: u32, blocks: &Blocks, #[comptime] walk: Walk) -> Place {
     let matrix = blocks.tiles_m * blocks.tiles_n;
     let (stack, at) = (tile / matrix, tile % matrix);
-    let width = group * blocks.tiles_n;
-    let first = at / width * group;
-    let rows = min(blocks.tiles_m - first, group);
+    let width = walk.group * blocks.tiles_n;
+    let first = at / width * walk.group;
+    let rows = min(blocks.tiles_m - first, walk.group);
     let (batch, split) = (stack / blocks.splits, stack % blocks.splits);
     Place {
         row: first + at % width % rows,
         col: at % width / rows,
-        block: (split + part) * blocks.depth,
+        block: (split * walk.cluster + part) * blocks.depth,
         depth: blocks.depth,
         a: batch * blocks.a_step,
         b: batch * blocks.b_step,

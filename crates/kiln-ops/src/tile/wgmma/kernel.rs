@@ -1,6 +1,6 @@
 //! Products on Hopper's tensor cores: wgmma fed by TMA.
 //!
-//! As many cubes as multiprocessors walk over the tiles. Of the nine warps of a cube one loads: its
+//! As many cubes as multiprocessors walk over the tiles, or pairs of cubes make one tile each. Of the nine warps of a cube one loads: its
 //! first lane keeps a ring of stages of both operands full through TMA. The others are two groups of
 //! 128 units: each multiplies 64 rows of the tile, releases the stage, and at the end of K rounds its
 //! sums into shared memory, from where TMA stores them. The ring runs on across tiles, so that the
@@ -354,31 +354,19 @@ fn multiply<E: Float, C: Float, O: Float>(
                     let turned = comptime!(symmetric && number >= hidden_chunks);
                     let c = comptime!(if gated { number + hidden_chunks - chunks } else { number });
                     let c = comptime!(if turned { c - hidden_chunks } else { c });
-                    if comptime!(turned) {
-                        store_chunk::<Sums>(
-                            sums[0],
-                            t0,
-                            t1,
-                            t2,
-                            t3,
-                            offset,
-                            c,
-                            product.stored,
-                            true,
-                        );
-                    } else {
-                        store_chunk::<Sums>(
-                            sums[0],
-                            s0,
-                            s1,
-                            s2,
-                            s3,
-                            offset,
-                            c,
-                            product.stored,
-                            false,
-                        );
-                    }
+                    let (to0, to1, to2, to3) =
+                        if comptime!(turned) { (t0, t1, t2, t3) } else { (s0, s1, s2, s3) };
+                    store_chunk::<Sums>(
+                        sums[0],
+                        to0,
+                        to1,
+                        to2,
+                        to3,
+                        offset,
+                        c,
+                        product.stored,
+                        turned,
+                    );
                     async_proxy_fence();
                     sync_units(group + 1, 128u32);
                     if t == 0u32 {

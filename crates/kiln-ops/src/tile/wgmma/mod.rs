@@ -55,30 +55,28 @@ pub(super) fn run(o: &Operands, out: &CubeTensor) {
         epilogue = Epilogue { add: false, accumulate: true, ..epilogue };
     }
     let (a, b) = (o.a.order, o.b.order);
-    let (half, triangles) = (Half::of(o.a.tensor.dtype), o.triangles);
+    let (half, triangles, pair) = (Half::of(o.a.tensor.dtype), o.triangles, o.pair());
     let gated = o.second.as_ref().and_then(|second| second.gated.as_ref());
-    let pair = match (&o.second, gated) {
-        (None, _) => Pair::None,
-        (Some(_), None) => Pair::Sum,
-        (Some(_), Some(gated)) => Pair::Gate { keep: gated.keep },
-    };
     let second = o.second.as_ref().map_or(&o.b, |second| &second.b);
     let columns = pair.columns(tile.n);
     let (tiles_m, tiles_n) = (o.m.div_ceil(ROWS), o.n.div_ceil(columns));
-    let walk = Walk { group: group(tiles_n), cluster: tile.cluster as u32, triangles, symmetric };
+    let mut walk = Walk { group: 1, cluster: tile.cluster as u32, triangles, symmetric };
+    if !walk.ordered() {
+        walk.group = group(tiles_n);
+    }
     let product = WgmmaProduct { tile, half, a, b, stored, epilogue, walk, pair };
     let add = o.add.as_ref().filter(|_| epilogue.add).map(|(add, _)| add.tensor.clone());
     let add = add.unwrap_or_else(|| launch::unused(out, DType::F32));
     let dtypes = [o.a.tensor.dtype, add.dtype, target.dtype];
     let whole = tiles_m * tiles_n * splits;
-    let places = if symmetric { order::symmetric_tiles(tiles_m, columns) } else { whole };
+    let places = if symmetric { order::symmetric_tiles(o.m, columns) } else { whole };
     let total = places * tile.cluster * o.batches;
     let cubes = match tile.cluster {
         1 => total.min(launch::multiprocessors(client) * tile.cubes),
         _ => total,
     };
     let tiles = match symmetric {
-        true => Some(Tiles::Symmetric { rows: tiles_m, columns }),
+        true => Some(Tiles::Symmetric { size: o.m, columns }),
         false => o.triangular(tiles_m),
     };
     // The rows of `hidden` are those of `out`.

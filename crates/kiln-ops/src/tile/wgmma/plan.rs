@@ -40,7 +40,7 @@ pub(super) fn plan(o: &Operands, symmetric: bool, multiprocessors: usize) -> Pla
         return Plan { tile, splits: 1 };
     }
     let blocks = o.blocks_of_k(DEPTH);
-    let gate = o.second.as_ref().is_some_and(|second| second.gated.is_some());
+    let pair = o.pair();
     let mut best: Option<(f64, Plan)> = None;
     let mut offer = |cost: f64, plan: Plan| {
         if best.as_ref().is_none_or(|(least, _)| cost < *least) {
@@ -48,25 +48,26 @@ pub(super) fn plan(o: &Operands, symmetric: bool, multiprocessors: usize) -> Pla
         }
     };
     // Of a gate a tile holds the same columns of both products, in whole chunks, and all of K.
-    for (n, stage) in TILES.into_iter().filter(|(n, _)| !gate || n.is_multiple_of(128)) {
-        let columns = if gate { n / 2 } else { n };
+    for (n, stage) in TILES.into_iter().filter(|(n, _)| !pair.gates() || n.is_multiple_of(128)) {
+        let columns = pair.columns(n);
         let places = match symmetric {
-            true => order::symmetric_tiles(o.m.div_ceil(ROWS), columns),
+            true => order::symmetric_tiles(o.m, columns),
             false => o.m.div_ceil(ROWS) * o.n.div_ceil(columns),
         };
         let tiles = places * o.batches;
+        let waves = |parts: usize| (tiles * parts).div_ceil(multiprocessors);
         let time = |parts: usize| {
-            let waves = (tiles * parts).div_ceil(multiprocessors);
+            let waves = waves(parts);
             let busy = (tiles * parts) as f64 / (waves * multiprocessors) as f64;
             let clock = if waves == 1 { ALONE + (1.0 - ALONE) * busy } else { 1.0 };
             waves as f64 * (blocks.div_ceil(parts) as f64 + TILE) * stage * STAGE * clock
         };
         offer(time(1), Plan { tile: WgmmaTile::new(n), splits: 1 });
-        if gate || blocks < 8 {
+        if pair.gates() || blocks < 8 {
             continue;
         }
         let plan = Plan { tile: WgmmaTile::clustered(n), splits: 1 };
-        offer(time(2) * CLUSTERED + EXCHANGE, plan);
+        offer(time(2) * CLUSTERED + waves(2) as f64 * EXCHANGE, plan);
         // A symmetric result is finished by those that multiply.
         for splits in 2..=if symmetric { 1 } else { 16.min(blocks / 4) } {
             let bytes = (8 * splits + 2) * o.m * o.n * o.batches;
