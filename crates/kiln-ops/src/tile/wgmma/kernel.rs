@@ -1,11 +1,13 @@
 //! Products on Hopper's tensor cores: wgmma fed by TMA.
 //!
-//! As many cubes as multiprocessors walk over the tiles, or pairs of cubes make one tile each. Of the nine warps of a cube one loads: its
-//! first lane keeps a ring of stages of both operands full through TMA. The others are two groups of
-//! 128 units: each multiplies 64 rows of the tile, releases the stage, and at the end of K rounds its
-//! sums into shared memory, from where TMA stores them. The ring runs on across tiles, so that the
-//! loads of the next tile hide behind the stores of this one. (Groups that take whole tiles in turns
-//! need an order among themselves: a parity tells only one time round the ring from the next.)
+//! As many cubes as multiprocessors walk over the tiles, or pairs of cubes make one tile each, half of K by
+//! each. Of the nine warps of a cube one loads: its first lane keeps a ring of stages of both operands full
+//! through TMA. The others are two groups of 128 units: each multiplies 64 rows of the tile, releases the
+//! stage, and at the end of K rounds its sums into shared memory, from where TMA stores them. Of cubes that
+//! walk the ring runs on across tiles, so that the loads of the next tile hide behind the stores of this one;
+//! a pair needs its rings at the end, to hand over the sums of the rows that the other one finishes. (Groups
+//! that take whole tiles in turns need an order among themselves: a parity tells only one time round the ring
+//! from the next.)
 
 use crate::exponential::sigmoid;
 use crate::tile::feed::{Feed, Maps, load_all, ring};
