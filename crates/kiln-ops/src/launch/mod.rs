@@ -138,23 +138,6 @@ fn pitched(shape: &Shape, pitch: usize) -> Metadata {
     Metadata::new(shape.clone(), strides)
 }
 
-/// The last two dimensions swapped, as a view.
-pub(crate) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
-    let last = tensor.meta.shape().num_dims() - 1;
-    tensor.meta.swap(last - 1, last);
-    tensor
-}
-
-/// Indices `start .. start + length` of the first dimension, in the tensor's own memory.
-pub(crate) fn part(tensor: &CubeTensor, start: usize, length: usize) -> CubeTensor {
-    let step = tensor.meta.strides()[0] * tensor.dtype.size();
-    let after = tensor.meta.shape()[0] - start - length;
-    let mut part = tensor.clone();
-    part.handle = part.handle.offset_start((start * step) as u64).offset_end((after * step) as u64);
-    part.meta.shape_mut()[0] = length;
-    part
-}
-
 /// Whether a result may take this tensor's memory: nobody else holds it. wgpu refuses a buffer that is
 /// read and written in one launch, and an audit wants outputs of its own.
 pub(crate) fn reusable(tensor: &CubeTensor) -> bool {

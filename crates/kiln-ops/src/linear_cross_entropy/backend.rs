@@ -6,7 +6,7 @@
 
 use crate::cross_entropy::{CrossEntropyOptions, gradient, kernel};
 use crate::launch;
-use crate::tile::{self, Family, Product};
+use crate::tile::{self, Family, Product, view};
 use burn::backend::autodiff::{
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
@@ -111,7 +111,7 @@ fn run(
     for start in (0..rows).step_by(step) {
         let length = step.min(rows - start);
         let slice = Slice::from(start..start + length);
-        let part = launch::part(&x, start, length);
+        let part = view::narrow(&x, start, length);
         let targets = CubeBackend::int_slice(targets.clone(), &[slice]);
         let logits = product(part.clone(), weight.clone(), dtype).run();
         let (mean, lse, one_over) = kernel::forward(OP, logits.clone(), targets.clone(), &options);
@@ -126,9 +126,9 @@ fn run(
         let one = CubeBackend::float_ones(Shape::new([1]), &x.device, FloatDType::F32);
         let (lse, scale) = (lse, scale.clone());
         let dlogits = gradient::backward(OP, one, logits, targets, [lse, scale], &options);
-        let to_x = product(dlogits.clone(), launch::transposed(weight.clone()), dtype);
-        Product { out: Some(launch::part(dx, start, length)), ..to_x }.run();
-        let to_w = product(launch::transposed(part), dlogits, DType::F32);
+        let to_x = product(dlogits.clone(), view::transposed(weight.clone()), dtype);
+        Product { out: Some(view::narrow(dx, start, length)), ..to_x }.run();
+        let to_w = product(view::transposed(part), dlogits, DType::F32);
         dw = Some(match dw {
             Some(dw) => to_w.accumulate(dw, 1.0).run(),
             None => to_w.run(),

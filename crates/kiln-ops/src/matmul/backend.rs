@@ -2,7 +2,7 @@
 
 use super::{F32Precision, MatmulOptions, OP};
 use crate::autodiff::transposed;
-use crate::tile::{self, Family, Product};
+use crate::tile::{self, Alpha, Family, Product};
 use burn::backend::autodiff::{
     NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -40,7 +40,7 @@ impl Scaled {
     fn product(self, a: CubeTensor, b: CubeTensor) -> Product {
         let product = Product::new(OP, a, b, self.dtype);
         let Self { alpha, precision, symmetric, family, .. } = self;
-        Product { alpha, precision, symmetric, family, ..product }
+        Product { alpha: Alpha::new(alpha), precision, symmetric, family, ..product }
     }
 }
 

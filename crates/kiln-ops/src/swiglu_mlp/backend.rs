@@ -5,9 +5,11 @@
 //! the gate makes of the products is not kept but made again in the backward, by the kernel that reads
 //! them anyway, in the memory of its own gradient.
 
+use crate::exponential::sigmoid;
 use crate::launch;
 use crate::swiglu::kernel::{self, Gradients};
-use crate::tile::{self, Family, Product};
+use crate::tile::epilogue::Epilogue;
+use crate::tile::{self, Family, Product, dual, view};
 use burn::backend::autodiff::{
     NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -19,9 +21,20 @@ use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::Floa
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::zspace::metadata::Metadata;
+use cubecl::prelude::*;
 
 const OP: &str = "swiglu_mlp";
+
+/// silu(gate) · up of the two products of the input.
+struct SiluGate;
+
+#[cube]
+impl Epilogue for SiluGate {
+    fn join(gate: f32, up: f32, #[comptime] ptx: bool) -> f32 {
+        let s = sigmoid::<Const<1>>(Vector::new(gate), ptx);
+        gate * s.extract(0usize) * up
+    }
+}
 
 /// The kernels that products run on, and the gradients that somebody asked for.
 #[derive(Debug, Clone, Copy)]
@@ -117,19 +130,10 @@ fn gradients(
     (spec(0, x), spec(1, w_gate), spec(2, w_up), spec(3, w_down))
 }
 
-/// Matrix `i` of a stack, in its memory.
-fn matrix(stack: &CubeTensor, i: usize) -> CubeTensor {
-    let mut matrix = launch::part(stack, i, 1);
-    let (shape, strides) = (stack.meta.shape(), stack.meta.strides());
-    *matrix.meta = Metadata::new(Shape::new([shape[1], shape[2]]), vec![strides[1], strides[2]]);
-    matrix
-}
-
 /// Whether both products of the input can be one launch.
 fn pairs(mlp: Mlp, x: &CubeTensor, weight: &CubeTensor) -> bool {
     let ([rows, width], inner) = ([x.meta.shape()[0], x.meta.shape()[1]], weight.meta.shape()[1]);
-    let sizes = rows > 0 && width > 1 && inner > 1;
-    cfg!(feature = "cuda") && sizes && tile::pairs(mlp.family, x)
+    tile::dual_runs(mlp.family, x, [rows, inner, width])
 }
 
 /// x·w_gate and x·w_up if `keep`, and what the gate makes of them.
@@ -140,10 +144,9 @@ fn hidden(
     mlp: Mlp,
     keep: bool,
 ) -> (Option<[CubeTensor; 2]>, CubeTensor) {
-    #[cfg(feature = "cuda")]
     if pairs(mlp, &x, &w_gate) {
-        let (products, hidden) = tile::gate(OP, x, [w_gate, w_up], keep);
-        return (products.map(|stack| [0, 1].map(|i| matrix(&stack, i))), hidden);
+        let (products, hidden) = dual::joined::<SiluGate>(OP, x, [w_gate, w_up], keep);
+        return (products.map(|both| [0, 1].map(|i| view::select(&both, i))), hidden);
     }
     let dtype = x.dtype;
     let gate = mlp.product(x.clone(), w_gate, dtype).run();
@@ -202,13 +205,13 @@ impl SwiGluMlpGradOps for CubeBackend {
         let stack = (paired && (of_x || (of_gate && of_up)))
             .then(|| output("grad.products", Shape::new([2, rows, inner])));
         let single = |i: usize, wanted: bool, name| match &stack {
-            Some(stack) => Some(matrix(stack, i)),
+            Some(stack) => Some(view::select(stack, i)),
             None => wanted.then(|| output(name, shape.clone())),
         };
         let dgate = single(0, of_x || of_gate, "grad.gate");
         let dup = single(1, of_x || of_up, "grad.up");
         let hidden = if of_x || of_gate || of_up {
-            let dhidden = mlp.product(dy.clone(), launch::transposed(w_down), dtype).run();
+            let dhidden = mlp.product(dy.clone(), view::transposed(w_down), dtype).run();
             let hidden = of_down.then(|| match launch::reusable(&dhidden) {
                 true => dhidden.clone(),
                 false => output("hidden", shape.clone()),
@@ -220,28 +223,22 @@ impl SwiGluMlpGradOps for CubeBackend {
             of_down.then(|| kernel::forward(OP, gate, up))
         };
 
-        let dw_down = hidden.map(|hidden| mlp.product(launch::transposed(hidden), dy, dtype).run());
+        let dw_down = hidden.map(|hidden| mlp.product(view::transposed(hidden), dy, dtype).run());
         let [dw_gate, dw_up] = match &stack {
             Some(stack) if of_gate && of_up => {
-                let mut left = launch::transposed(x.clone());
-                let (shape, strides) = (left.meta.shape(), left.meta.strides());
-                *left.meta = Metadata::new(
-                    Shape::new([1, shape[0], shape[1]]),
-                    vec![0, strides[0], strides[1]],
-                );
+                let left = view::batch_of_one(view::transposed(x.clone()));
                 let both = mlp.product(left, stack.clone(), dtype).run();
-                [0, 1].map(|i| Some(matrix(&both, i)))
+                [0, 1].map(|i| Some(view::select(&both, i)))
             }
             _ => [(of_gate, &dgate), (of_up, &dup)].map(|(wanted, d)| {
                 let d = d.clone().filter(|_| wanted)?;
-                Some(mlp.product(launch::transposed(x.clone()), d, dtype).run())
+                Some(mlp.product(view::transposed(x.clone()), d, dtype).run())
             }),
         };
-        let weights = [w_gate, w_up].map(launch::transposed);
+        let weights = [w_gate, w_up].map(view::transposed);
         let dx = of_x.then(|| {
-            #[cfg(feature = "cuda")]
             if let Some(stack) = stack {
-                return tile::sum(OP, "grad.x", stack, weights);
+                return dual::sum(OP, "grad.x", stack, weights);
             }
             let [w_gate, w_up] = weights;
             let (dgate, dup) = dgate.zip(dup).expect("both are made for dx");

@@ -16,12 +16,12 @@ pub enum Family {
     /// operands.
     Mma,
     /// Plain arithmetic in f32, on any device; the only one that multiplies f32 in f32.
-    Units,
+    Simt,
 }
 
 impl Family {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 4] = [Self::Wgmma, Self::MmaTma, Self::Mma, Self::Units];
+    pub const ALL: [Self; 4] = [Self::Wgmma, Self::MmaTma, Self::Mma, Self::Simt];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -29,7 +29,7 @@ impl Family {
             Self::Wgmma => "wgmma",
             Self::MmaTma => "mma_tma",
             Self::Mma => "mma",
-            Self::Units => "units",
+            Self::Simt => "simt",
         }
     }
 
@@ -48,7 +48,7 @@ impl Family {
             }
             Self::MmaTma => tensor_cores && features.tma.contains(Tma::Base),
             Self::Mma => tensor_cores && features.copy_async,
-            Self::Units => true,
+            Self::Simt => true,
         }
     }
 }
@@ -63,7 +63,9 @@ impl std::str::FromStr for Family {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|family| family.to_string() == s).ok_or_else(|| {
+        // `units` is what `simt` was called before.
+        let s = if s == "units" { "simt" } else { s };
+        Self::ALL.into_iter().find(|family| family.name() == s).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(Self::to_string).collect();
             format!("`{s}` is no family of tiles, expected one of {}", names.join(", "))
         })

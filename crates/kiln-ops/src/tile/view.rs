@@ -1,5 +1,6 @@
-//! An operand as a stack of matrices with strides, read in place wherever the layout allows.
+//! Matrices by their strides, read in place wherever the layout allows; and views of tensors without a copy.
 
+use burn::tensor::Shape;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -9,37 +10,64 @@ use cubecl::zspace::metadata::Metadata;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
     /// Columns of one row.
-    Rows,
+    RowMajor,
     /// Rows of one column: a transposed view.
-    Columns,
+    ColMajor,
 }
 
-/// Matrices `[batches, rows, cols]`: element (z, i, j) is at `z · batch + i · row + j · col`, where
-/// `row` or `col` is 1, whichever `order` says.
-pub(crate) struct Stack {
+/// Matrices `[batches, rows, cols]`: element (z, i, j) is at `z · batch_stride + i · ld + j`, or
+/// `z · batch_stride + i + j · ld` if column-major.
+#[derive(Clone)]
+pub(crate) struct MatrixView {
     pub(crate) tensor: CubeTensor,
     /// 1 if all products share one matrix.
     pub(crate) batches: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    pub(crate) batch: usize,
-    /// Distance of two lines: of rows, or of columns in [`Order::Columns`].
-    pub(crate) line: usize,
+    pub(crate) batch_stride: usize,
+    /// The leading dimension: the distance of two lines, of rows, or of columns if column-major.
+    pub(crate) ld: usize,
     pub(crate) order: Order,
 }
 
-impl Stack {
-    /// `tensor`, of rank 2 or more, as operand of a product whose leading dimensions are `leading`
+/// The distances of an operand's matrices and lines, as a kernel takes them, in its vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Operand {
+    pub(crate) batch_stride: usize,
+    pub(crate) ld: usize,
+}
+
+impl MatrixView {
+    /// A single matrix.
+    pub(crate) fn single(tensor: CubeTensor) -> Self {
+        Self::new(tensor, &[])
+    }
+
+    /// Whether columns of one row stand side by side.
+    pub(crate) fn row_major(&self) -> bool {
+        self.order == Order::RowMajor
+    }
+
+    /// Whether both are row-major or both column-major; copies them into row-major ones if not.
+    pub(crate) fn same_order(a: &mut Self, b: &mut Self) {
+        if a.order != b.order {
+            for view in [a, b] {
+                *view = Self::single(into_contiguous(view.tensor.clone()));
+            }
+        }
+    }
+
+    /// `tensor`, of rank 2 or more, as operand of a batch of products whose leading dimensions are `leading`
     /// (which its own broadcast to). Copies where lines are not contiguous or the matrices do not
     /// follow each other at one distance.
     pub(crate) fn new(tensor: CubeTensor, leading: &[usize]) -> Self {
         let tensor = untile(tensor);
-        if let Some(stack) = Self::view(&tensor, leading) {
-            return stack;
+        if let Some(view) = Self::view(&tensor, leading) {
+            return view;
         }
         let tensor = into_contiguous(tensor);
-        if let Some(stack) = Self::view(&tensor, leading) {
-            return stack;
+        if let Some(view) = Self::view(&tensor, leading) {
+            return view;
         }
         // Broadcast along some of the leading dimensions but not all: written out.
         let shape = tensor.meta.shape();
@@ -51,44 +79,44 @@ impl Stack {
         let mut expanded = tensor;
         *expanded.meta = Metadata::new(full, strides);
         let tensor = into_contiguous(expanded);
-        Self::view(&tensor, leading).expect("a contiguous tensor is a stack")
+        Self::view(&tensor, leading).expect("a contiguous tensor has such strides")
     }
 
     fn view(tensor: &CubeTensor, leading: &[usize]) -> Option<Self> {
         let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
         let last = shape.num_dims() - 2;
         let [rows, cols] = [shape[last], shape[last + 1]];
-        let (order, line) = order([rows, cols], [strides[last], strides[last + 1]])?;
-        let (batches, batch) = stride(&shape[..last], &strides[..last], leading)?;
-        Some(Self { tensor: tensor.clone(), batches, rows, cols, batch, line, order })
+        let (order, ld) = order([rows, cols], [strides[last], strides[last + 1]])?;
+        let (batches, batch_stride) = stride(&shape[..last], &strides[..last], leading)?;
+        Some(Self { tensor: tensor.clone(), batches, rows, cols, batch_stride, ld, order })
     }
 
     /// Distance of the matrices of two products: none if they share one.
-    pub(crate) fn step(&self) -> usize {
-        if self.batches > 1 { self.batch } else { 0 }
+    pub(crate) fn batch_step(&self) -> usize {
+        if self.batches > 1 { self.batch_stride } else { 0 }
     }
 
     /// Distance of two rows and of two columns.
     pub(crate) fn strides(&self) -> (usize, usize) {
         match self.order {
-            Order::Rows => (self.line, 1),
-            Order::Columns => (1, self.line),
+            Order::RowMajor => (self.ld, 1),
+            Order::ColMajor => (1, self.ld),
         }
     }
 
     /// Elements of a line.
     pub(crate) fn along(&self) -> usize {
         match self.order {
-            Order::Rows => self.cols,
-            Order::Columns => self.rows,
+            Order::RowMajor => self.cols,
+            Order::ColMajor => self.rows,
         }
     }
 
     /// Number of lines of a matrix.
     pub(crate) fn lines(&self) -> usize {
         match self.order {
-            Order::Rows => self.rows,
-            Order::Columns => self.cols,
+            Order::RowMajor => self.rows,
+            Order::ColMajor => self.cols,
         }
     }
 
@@ -98,8 +126,8 @@ impl Stack {
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
         let fits = |size: &usize| {
             self.along().is_multiple_of(*size)
-                && (self.lines() <= 1 || self.line.is_multiple_of(*size))
-                && (self.batches <= 1 || self.batch.is_multiple_of(*size))
+                && (self.lines() <= 1 || self.ld.is_multiple_of(*size))
+                && (self.batches <= 1 || self.batch_stride.is_multiple_of(*size))
                 && offset.is_multiple_of(size * element)
         };
         client
@@ -111,12 +139,10 @@ impl Stack {
     }
 
     /// Copies it into lines that begin at multiples of 16 bytes.
-    #[cfg(feature = "cuda")]
     pub(crate) fn align(&mut self) {
-        let turned = self.order == Order::Columns;
-        let [mut shape, mut strides] =
-            [[self.batches, self.rows, self.cols], [self.batch, self.line, 1]];
-        if turned {
+        let mut shape = [self.batches, self.rows, self.cols];
+        let mut strides = [self.batch_stride, self.ld, 1];
+        if !self.row_major() {
             shape.swap(1, 2);
         }
         if self.batches == 1 {
@@ -129,32 +155,75 @@ impl Stack {
         let copy = cubecl::std::tensor::into_contiguous_pitched(&client, lines.binding(), elem);
         let copy = CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype);
         let strides = copy.meta.strides();
-        (self.batch, self.line) = (strides[0], strides[1]);
+        (self.batch_stride, self.ld) = (strides[0], strides[1]);
         self.tensor = copy;
     }
 
     /// Whether every line begins at a multiple of 16 bytes, which TMA and cp.async want.
-    #[cfg(feature = "cuda")]
     pub(crate) fn aligned(&self) -> bool {
         let element = self.tensor.dtype.size();
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
         let aligned = |stride: usize| stride > 0 && (stride * element).is_multiple_of(16);
         offset.is_multiple_of(16)
-            && (self.lines() <= 1 || aligned(self.line))
-            && (self.batches <= 1 || aligned(self.batch))
+            && (self.lines() <= 1 || aligned(self.ld))
+            && (self.batches <= 1 || aligned(self.batch_stride))
     }
+}
+
+/// The last two dimensions swapped.
+pub(crate) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
+    let last = tensor.meta.shape().num_dims() - 1;
+    tensor.meta.swap(last - 1, last);
+    tensor
+}
+
+/// Indices `start .. start + length` of the first dimension, in the tensor's own memory.
+pub(crate) fn narrow(tensor: &CubeTensor, start: usize, length: usize) -> CubeTensor {
+    let step = tensor.meta.strides()[0] * tensor.dtype.size();
+    let after = tensor.meta.shape()[0] - start - length;
+    let mut part = tensor.clone();
+    part.handle = part.handle.offset_start((start * step) as u64).offset_end((after * step) as u64);
+    part.meta.shape_mut()[0] = length;
+    part
+}
+
+/// Matrix `i` of a batch of them, in its memory.
+pub(crate) fn select(batch: &CubeTensor, i: usize) -> CubeTensor {
+    let mut matrix = narrow(batch, i, 1);
+    let (shape, strides) = (batch.meta.shape(), batch.meta.strides());
+    *matrix.meta = Metadata::new(Shape::new([shape[1], shape[2]]), vec![strides[1], strides[2]]);
+    matrix
+}
+
+/// A matrix as a batch of one.
+pub(crate) fn batch_of_one(mut matrix: CubeTensor) -> CubeTensor {
+    let (shape, strides) = (matrix.meta.shape(), matrix.meta.strides());
+    let (shape, strides) = (Shape::new([1, shape[0], shape[1]]), vec![0, strides[0], strides[1]]);
+    *matrix.meta = Metadata::new(shape, strides);
+    matrix
+}
+
+/// `tensor` expanded to `shape`, dimensions of one with a stride of zero, as matrices.
+pub(crate) fn broadcast(tensor: CubeTensor, shape: &Shape) -> MatrixView {
+    let last = shape.num_dims() - 2;
+    let mut expanded = untile(tensor);
+    let (from, strides) = (expanded.meta.shape().to_vec(), expanded.meta.strides().to_vec());
+    let stride = |i: usize| if from[i] == 1 && shape[i] != 1 { 0 } else { strides[i] };
+    let strides: Vec<usize> = (0..shape.num_dims()).map(stride).collect();
+    *expanded.meta = Metadata::new(shape.clone(), strides);
+    MatrixView::new(expanded, &shape[..last])
 }
 
 /// The order of a matrix and the distance of its lines, if elements stand side by side.
 fn order([rows, cols]: [usize; 2], [row, col]: [usize; 2]) -> Option<(Order, usize)> {
     if cols == 1 && row == 1 {
-        return Some((Order::Columns, rows));
+        return Some((Order::ColMajor, rows));
     }
     if col == 1 || cols == 1 {
         // One column of a wider matrix is a row of one element each.
-        return Some((Order::Rows, row));
+        return Some((Order::RowMajor, row));
     }
-    (row == 1 || rows == 1).then_some((Order::Columns, col))
+    (row == 1 || rows == 1).then_some((Order::ColMajor, col))
 }
 
 /// Number and distance of the matrices, if they follow each other at one distance or are shared.
@@ -184,13 +253,13 @@ mod tests {
     #[test]
     fn orders_of_matrices() {
         for (shape, strides, expected) in [
-            ([4, 8], [8, 1], Some((Order::Rows, 8))),
-            ([4, 8], [256, 1], Some((Order::Rows, 256))),
-            ([4, 8], [1, 4], Some((Order::Columns, 4))),
-            ([4, 1], [7, 3], Some((Order::Rows, 7))),
-            ([1, 8], [5, 4], Some((Order::Columns, 4))),
+            ([4, 8], [8, 1], Some((Order::RowMajor, 8))),
+            ([4, 8], [256, 1], Some((Order::RowMajor, 256))),
+            ([4, 8], [1, 4], Some((Order::ColMajor, 4))),
+            ([4, 1], [7, 3], Some((Order::RowMajor, 7))),
+            ([1, 8], [5, 4], Some((Order::ColMajor, 4))),
             ([4, 8], [16, 2], None),
-            ([4, 8], [0, 1], Some((Order::Rows, 0))),
+            ([4, 8], [0, 1], Some((Order::RowMajor, 0))),
             ([4, 8], [0, 0], None),
         ] {
             assert_eq!(order(shape, strides), expected, "{shape:?} {strides:?}");

@@ -1,7 +1,7 @@
 //! Tensors as TMA reads and writes them.
 
-use super::operand::Stack;
 use super::schedule::DEPTH;
+use crate::tile::view::MatrixView;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -11,14 +11,14 @@ use cubecl::zspace::{shape, strides};
 pub(super) fn map(
     tensor: &CubeTensor,
     [batches, lines, along]: [usize; 3],
-    [batch, line]: [usize; 2],
+    [batch_stride, ld]: [usize; 2],
     box_lines: usize,
 ) -> TensorMapArg<Tiled> {
     // SAFETY: the shape and the strides are those of the tensor.
     let arg = unsafe {
         TensorArg::from_raw_parts(
             tensor.handle.clone(),
-            strides![batch, line, 1],
+            strides![batch_stride, ld, 1],
             shape![batches, lines, along],
         )
     };
@@ -29,11 +29,11 @@ pub(super) fn map(
 }
 
 /// An operand, whose boxes are `extent` by the depth of a stage.
-pub(super) fn operand(stack: &Stack, extent: usize, along_k: bool) -> TensorMapArg<Tiled> {
+pub(super) fn operand(view: &MatrixView, extent: usize, along_k: bool) -> TensorMapArg<Tiled> {
     // A single line or matrix has any distance; TMA wants a multiple of 16 bytes.
-    let along = stack.along().next_multiple_of(8);
-    let line = if stack.lines() > 1 { stack.line } else { along };
-    let batch = if stack.batches > 1 { stack.batch } else { line * stack.lines() };
-    let shape = [stack.batches, stack.lines(), stack.along()];
-    map(&stack.tensor, shape, [batch, line], if along_k { extent } else { DEPTH })
+    let along = view.along().next_multiple_of(8);
+    let ld = if view.lines() > 1 { view.ld } else { along };
+    let batch_stride = if view.batches > 1 { view.batch_stride } else { ld * view.lines() };
+    let shape = [view.batches, view.lines(), view.along()];
+    map(&view.tensor, shape, [batch_stride, ld], if along_k { extent } else { DEPTH })
 }

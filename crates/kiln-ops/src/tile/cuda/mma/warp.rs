@@ -1,12 +1,13 @@
-//! What a warp does with a stage: fragments, products, masks; and with its sums at the end.
+//! What a warp does with a stage: fragments, products, masks.
 //!
 //! Eight warps, two along M and four along N, multiply 64 rows and a quarter of the columns each.
 
-use crate::tile::mask::{crossed, mask_block};
-use crate::tile::operand::Order;
-use crate::tile::ptx::*;
-use crate::tile::schedule::{DEPTH, Place, ROWS, Walk};
-use crate::tile::{Addend, Epilogue};
+use crate::tile::cuda::fragment::origin;
+use crate::tile::cuda::mask::{crossed, mask_block};
+use crate::tile::cuda::ptx::*;
+use crate::tile::cuda::schedule::{DEPTH, ROWS, Scheduler};
+use crate::tile::problem::Linear;
+use crate::tile::view::Order;
 use cubecl::prelude::*;
 
 /// Units that multiply: two warps along M, four along N.
@@ -23,16 +24,16 @@ pub(crate) struct MmaProduct {
     pub(super) n: usize,
     /// Of the ring.
     pub(super) stages: usize,
-    pub(super) half: Half,
+    pub(super) float: Float16,
     pub(super) a: Order,
     pub(super) b: Order,
-    pub(super) epilogue: Epilogue,
-    pub(super) walk: Walk,
+    pub(super) linear: Linear,
+    pub(super) scheduler: Scheduler,
 }
 
 impl MmaProduct {
-    /// Pairs of 8 columns of a warp.
-    pub(super) fn pairs(&self) -> usize {
+    /// Fragments of a warp of B: 16 columns each.
+    pub(super) fn fragments_n(&self) -> usize {
         self.n / 64
     }
 
@@ -60,8 +61,8 @@ pub(super) struct Lanes {
     b_first: u32,
     low: u32,
     /// Its first row and column of the tile, and of this lane's sums.
-    row: u32,
-    col: u32,
+    pub(super) row: u32,
+    pub(super) col: u32,
 }
 
 /// Those of this unit, of stages of which each has its A at `a_base` and its B at `b_base`.
@@ -71,12 +72,14 @@ pub(super) fn lanes(a_base: u32, b_base: u32, #[comptime] product: MmaProduct) -
     let lane = UNIT_POS % 32;
     let (warp_m, warp_n) = (warp / 4, warp % 4);
     let (low, quarter) = (lane % 8, lane / 8);
-    let (a_along_k, b_along_k) = comptime!((product.a == Order::Rows, product.b == Order::Columns));
+    let (a_along_k, b_along_k) =
+        comptime!((product.a == Order::RowMajor, product.b == Order::ColMajor));
     let a_row = if comptime!(a_along_k) { lane % 16 } else { quarter / 2 * 8 + low };
     let a_chunk = if comptime!(a_along_k) { lane / 16 } else { quarter % 2 };
     let b_row = if comptime!(b_along_k) { quarter / 2 * 8 + low } else { quarter % 2 * 8 + low };
     let b_chunk = if comptime!(b_along_k) { quarter % 2 } else { quarter / 2 };
     let columns = warp_n * comptime!((product.n / 4) as u32);
+    let (row, col) = origin(lane);
     Lanes {
         a_row,
         a_chunk,
@@ -86,8 +89,8 @@ pub(super) fn lanes(a_base: u32, b_base: u32, #[comptime] product: MmaProduct) -
         b_from: b_base + columns / 64 * PART,
         b_first: columns % 64,
         low,
-        row: warp_m * 64 + lane / 4,
-        col: columns + lane % 4 * 2,
+        row: warp_m * 64 + row,
+        col: columns + col,
     }
 }
 
@@ -104,13 +107,15 @@ pub(super) fn mask_stage(
     #[comptime] tma: bool,
     #[comptime] product: MmaProduct,
 ) {
-    if comptime!(product.walk.triangles.masked()) {
+    if comptime!(product.scheduler.triangles.masked()) {
         let k0 = block * comptime!(DEPTH as u32);
-        let (a_keeps, b_keeps) =
-            comptime!((product.walk.triangles.a_keeps(), product.walk.triangles.b_keeps()));
+        let (a_keeps, b_keeps) = comptime!((
+            product.scheduler.triangles.a_keeps(),
+            product.scheduler.triangles.b_keeps()
+        ));
         let b_crossed = crossed(k0, col0, comptime!(product.n as u32), b_keeps);
         if crossed(k0, row0, comptime!(ROWS as u32), a_keeps) || b_crossed {
-            let along_k = comptime!((product.a == Order::Rows, product.b == Order::Columns));
+            let along_k = comptime!((product.a == Order::RowMajor, product.b == Order::ColMajor));
             #[unroll]
             for part in 0..comptime!((ROWS / 64) as u32) {
                 let at = a_at + comptime!(part * PART);
@@ -132,42 +137,52 @@ pub(super) fn mask_stage(
     }
 }
 
-/// Loads the fragments of a step of 16 of K of a stage that is this many bytes after the first: 64 rows
-/// of A and a quarter of the columns of B; of an odd step into the second half of the arrays.
+/// Loads the fragments of A of a step of 16 of K, 64 rows, from a stage that is this many bytes after the first;
+/// of an odd step into the second half of the array.
 #[cube]
-pub(super) fn load_step(
+pub(super) fn load_left(
     left: &mut Array<Vector<u32, Const<4>>>,
-    right: &mut Array<Vector<u32, Const<4>>>,
     lanes: &Lanes,
-    a_offset: u32,
-    b_offset: u32,
+    stage_offset: u32,
     #[comptime] step: u32,
     #[comptime] product: MmaProduct,
 ) {
-    let pairs = comptime!((product.n / 64) as u32);
-    let (a_along_k, b_along_k) = comptime!((product.a == Order::Rows, product.b == Order::Columns));
+    let along_k = comptime!(product.a == Order::RowMajor);
     #[unroll]
     for i in 0..4u32 {
-        let (row, chunk) = if comptime!(a_along_k) {
+        let (row, chunk) = if comptime!(along_k) {
             (lanes.a_row + comptime!(i * 16), lanes.a_chunk + comptime!(step * 2))
         } else {
             (lanes.a_row + comptime!(step * 16), lanes.a_chunk + comptime!(i * 2))
         };
-        let from = lanes.a_from + a_offset + row * 128 + ((chunk ^ lanes.low) << 4);
-        left[comptime!((step % 2 * 4 + i) as usize)] = load_matrices(from, comptime!(!a_along_k));
+        let from = lanes.a_from + stage_offset + row * 128 + ((chunk ^ lanes.low) << 4);
+        left[comptime!((step % 2 * 4 + i) as usize)] = load_matrices(from, comptime!(!along_k));
     }
+}
+
+/// Those of B, a quarter of the columns.
+#[cube]
+pub(super) fn load_right(
+    right: &mut Array<Vector<u32, Const<4>>>,
+    lanes: &Lanes,
+    stage_offset: u32,
+    #[comptime] step: u32,
+    #[comptime] product: MmaProduct,
+) {
+    let count = comptime!(product.fragments_n() as u32);
+    let along_k = comptime!(product.b == Order::ColMajor);
     #[unroll]
-    for j in 0..pairs {
-        let (row, chunk) = if comptime!(b_along_k) {
+    for j in 0..count {
+        let (row, chunk) = if comptime!(along_k) {
             let row = lanes.b_first + lanes.b_row + comptime!(j * 16);
             (row, lanes.b_chunk + comptime!(step * 2))
         } else {
             let chunk = lanes.b_first / 8 + lanes.b_chunk + comptime!(j * 2);
             (lanes.b_row + comptime!(step * 16), chunk)
         };
-        let from = lanes.b_from + b_offset + row * 128 + ((chunk ^ lanes.low) << 4);
-        right[comptime!((step % 2 * pairs + j) as usize)] =
-            load_matrices(from, comptime!(!b_along_k));
+        let from = lanes.b_from + stage_offset + row * 128 + ((chunk ^ lanes.low) << 4);
+        right[comptime!((step % 2 * count + j) as usize)] =
+            load_matrices(from, comptime!(!along_k));
     }
 }
 
@@ -180,74 +195,18 @@ pub(super) fn multiply_step(
     #[comptime] step: u32,
     #[comptime] product: MmaProduct,
 ) {
-    let pairs = comptime!(product.pairs());
-    let (l, r) = comptime!(((step % 2 * 4) as usize, (step as usize % 2) * pairs));
+    let count = comptime!(product.fragments_n());
+    let (l, r) = comptime!(((step % 2 * 4) as usize, (step as usize % 2) * count));
     #[unroll]
-    for j in 0..pairs {
+    for j in 0..count {
         #[unroll]
         for i in 0..4usize {
-            let at = comptime!((i * pairs + j) * 2);
+            let at = comptime!((i * count + j) * 2);
             let (a, b) = (left[comptime!(l + i)], right[comptime!(r + j)]);
             let (b0, b1) = (b.extract(0usize), b.extract(1usize));
-            sums[at] = mma_16x8x16(a, b0, b1, sums[at], product.half);
+            sums[at] = mma_16x8x16(a, b0, b1, sums[at], product.float);
             let (b2, b3) = (b.extract(2usize), b.extract(3usize));
-            sums[at + 1] = mma_16x8x16(a, b2, b3, sums[at + 1], product.half);
-        }
-    }
-}
-
-/// Stores the sums of a tile, two neighbours at once; rows are an even number of elements apart.
-#[cube]
-pub(super) fn store<C: Float, O: Float, Two: Size>(
-    sums: &Array<Vector<f32, Const<4>>>,
-    out: &mut [Vector<O, Two>],
-    add: &[C],
-    addend: &Addend,
-    lanes: &Lanes,
-    place: &Place,
-    m: u32,
-    n: u32,
-    pitch: usize,
-    alpha: f32,
-    #[comptime] product: MmaProduct,
-) {
-    let pairs = comptime!(product.pairs());
-    let row0 = place.row * comptime!(ROWS as u32) + lanes.row;
-    let col0 = place.col * comptime!(product.n as u32) + lanes.col;
-    let matrix = place.out as usize * (m as usize * pitch);
-    let more = place.out as usize * addend.batch;
-    #[unroll]
-    for i in 0..4usize {
-        #[unroll]
-        for j in 0..comptime!(2 * pairs) {
-            #[unroll]
-            for half in 0..2usize {
-                let row = row0 + comptime!((i * 16 + half * 8) as u32);
-                let col = col0 + comptime!((j * 8) as u32);
-                if row < m && col < n {
-                    let mut two = Vector::<f32, Two>::empty();
-                    #[unroll]
-                    for e in 0..2usize {
-                        let sum = sums[comptime!(i * 2 * pairs + j)];
-                        let mut x = sum.extract(comptime!(half * 2 + e));
-                        let col = col + comptime!(e as u32);
-                        if comptime!(product.epilogue.scaled) {
-                            x *= alpha;
-                        }
-                        if comptime!(product.epilogue.add) && col < n {
-                            let at = more + row as usize * addend.row + col as usize * addend.col;
-                            x += addend.beta * f32::cast_from(add[at]);
-                        }
-                        if comptime!(product.walk.triangles.out_lower) && col > row {
-                            x = 0.0f32;
-                        }
-                        two.insert(e, x);
-                    }
-                    // Of an odd width the second one is in the row's padding.
-                    let at = matrix + row as usize * pitch + col as usize;
-                    out[at / 2] = Vector::cast_from(two);
-                }
-            }
+            sums[at + 1] = mma_16x8x16(a, b2, b3, sums[at + 1], product.float);
         }
     }
 }

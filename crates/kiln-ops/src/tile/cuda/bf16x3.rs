@@ -4,14 +4,14 @@
 //! the left operand becomes hi, hi, lo and the right one hi, lo, hi: one product of bf16 with three
 //! times as much K, all of it added up in the same f32 sums.
 
-use super::operand::{Order, Stack};
 use crate::launch;
+use crate::tile::view::{MatrixView, Order};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn halves_kernel<E: Float, N: Size>(
+fn split_kernel<E: Float, N: Size>(
     x: &[Vector<f32, N>],
     out: &mut [Vector<E, N>],
     total: usize,
@@ -44,22 +44,22 @@ fn halves_kernel<E: Float, N: Size>(
 }
 
 /// The operand with K three times as long, as the left or the right one.
-pub(super) fn halves(stack: &Stack, op: &'static str, right: bool) -> Stack {
+pub(super) fn split(view: &MatrixView, op: &'static str, right: bool) -> MatrixView {
     const UNITS: usize = 256;
-    let x = &stack.tensor;
+    let x = &view.tensor;
     let client = &x.client;
-    let along_k = (stack.order == Order::Rows) != right;
-    let (lines, along) = (stack.lines(), stack.along());
+    let along_k = (view.order == Order::RowMajor) != right;
+    let (lines, along) = (view.lines(), view.along());
     let [times_lines, times_along] = if along_k { [1, 3] } else { [3, 1] };
-    let shape = Shape::new([stack.batches, lines * times_lines, along * times_along]);
-    let out = launch::output_aligned(x, op, "halves", shape, DType::BF16);
+    let shape = Shape::new([view.batches, lines * times_lines, along * times_along]);
+    let out = launch::output_aligned(x, op, "bf16x3", shape, DType::BF16);
     let [batch, line] = [out.meta.strides()[0], out.meta.strides()[1]];
     let part = if along_k { along } else { lines * line };
-    let size = stack.vector_size(client, 16);
-    let total = stack.batches * lines * along / size;
+    let size = view.vector_size(client, 16);
+    let total = view.batches * lines * along / size;
     // SAFETY: positions are checked against the number of vectors, which all three parts have.
     unsafe {
-        halves_kernel::launch_unchecked(
+        split_kernel::launch_unchecked(
             client,
             launch::grid(client, total.div_ceil(UNITS)),
             CubeDim::new_1d(UNITS as u32),
@@ -70,8 +70,8 @@ pub(super) fn halves(stack: &Stack, op: &'static str, right: bool) -> Stack {
             total,
             lines,
             along / size,
-            stack.step() / size,
-            if lines > 1 { stack.line / size } else { 0 },
+            view.batch_step() / size,
+            if lines > 1 { view.ld / size } else { 0 },
             batch / size,
             line / size,
             part / size,
@@ -79,8 +79,10 @@ pub(super) fn halves(stack: &Stack, op: &'static str, right: bool) -> Stack {
             dtype_to_elem_type(DType::BF16),
         );
     }
-    let turned = stack.order == Order::Columns;
-    let [rows, cols] = [lines * times_lines, along * times_along];
-    let (rows, cols) = if turned { (cols, rows) } else { (rows, cols) };
-    Stack { tensor: out, batches: stack.batches, rows, cols, batch, line, order: stack.order }
+    let (rows, cols) = match view.order {
+        Order::RowMajor => (lines * times_lines, along * times_along),
+        Order::ColMajor => (along * times_along, lines * times_lines),
+    };
+    let (batches, order) = (view.batches, view.order);
+    MatrixView { tensor: out, batches, rows, cols, batch_stride: batch, ld: line, order }
 }

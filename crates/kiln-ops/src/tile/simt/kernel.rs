@@ -4,13 +4,13 @@
 //! shared memory as f32, laid out so that the elements of one k stand side by side, and every unit
 //! adds up its part of the tile in registers. K is added in order, so two runs agree bit for bit.
 
-use crate::tile::operand::Order;
-use crate::tile::{Epilogue, Keep, Triangle, Triangles};
+use crate::tile::problem::{Keep, Linear, Triangle, Triangles};
+use crate::tile::view::{Operand, Order};
 use cubecl::prelude::*;
 
 /// Sizes of the tile; comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct UnitTile {
+pub(crate) struct SimtTile {
     /// Rows of the tile.
     pub(crate) m: usize,
     /// Columns of the tile.
@@ -26,7 +26,7 @@ pub(crate) struct UnitTile {
     pub(crate) unrolled: bool,
 }
 
-impl UnitTile {
+impl SimtTile {
     /// 64×64 on 128 units and 8 KiB of shared memory: any device.
     pub(crate) const PORTABLE: Self =
         Self { m: 64, n: 64, k: 16, unit_m: 8, unit_n: 4, unrolled: false };
@@ -44,21 +44,24 @@ impl UnitTile {
 
 /// What a product is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct UnitProduct {
-    pub(crate) tile: UnitTile,
+pub(crate) struct SimtProduct {
+    pub(crate) tile: SimtTile,
     pub(crate) a: Order,
     pub(crate) b: Order,
     pub(crate) triangles: Triangles,
-    pub(crate) epilogue: Epilogue,
+    /// Only tiles that reach below the diagonal are made, and stored mirrored too.
+    pub(crate) symmetric: bool,
+    pub(crate) linear: Linear,
 }
 
-/// Strides of a stack of matrices in vectors, and its sizes in elements.
+/// alpha, beta, and the distances of C's matrices, rows and columns.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Lines {
-    /// Distance of two matrices.
-    pub(crate) batch: usize,
-    /// Distance of two lines.
-    pub(crate) line: usize,
+pub(crate) struct Finish {
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    pub(crate) add_batch: usize,
+    pub(crate) add_row: usize,
+    pub(crate) add_col: usize,
 }
 
 /// Sizes of a product.
@@ -147,20 +150,17 @@ fn load_block<E: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO: Size>(
+pub(crate) fn simt_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO: Size>(
     a: &[Vector<A, NA>],
     b: &[Vector<A, NB>],
     add: &[C],
+    scales: &[f32],
     out: &mut [Vector<O, NO>],
-    a_lines: Lines,
-    b_lines: Lines,
-    add_batch: usize,
-    add_row: usize,
-    add_col: usize,
+    a_operand: Operand,
+    b_operand: Operand,
     sizes: Sizes,
-    alpha: f32,
-    beta: f32,
-    #[comptime] product: UnitProduct,
+    finish: Finish,
+    #[comptime] product: SimtProduct,
     #[define(A, C, O)] _dtypes: [ElemType; 3],
 ) {
     let tile = comptime!(product.tile);
@@ -194,7 +194,8 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
     if comptime!(product.triangles.b == Triangle::Upper) {
         end = min(end, col0 + tile.n);
     }
-    if comptime!(product.triangles.out_lower) && col0 > row0 + comptime!(tile.m - 1) {
+    let half = comptime!(product.triangles.out_lower || product.symmetric);
+    if half && col0 > row0 + comptime!(tile.m - 1) {
         end = first;
     }
 
@@ -209,8 +210,8 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
         load_block::<A, NA>(
             a,
             &mut a_block,
-            batch * a_lines.batch,
-            a_lines.line,
+            batch * a_operand.batch_stride,
+            a_operand.ld,
             row0,
             k0,
             sizes.m,
@@ -218,14 +219,14 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
             tile.m,
             tile.k,
             units,
-            comptime!(product.a == Order::Rows),
+            comptime!(product.a == Order::RowMajor),
             comptime!(product.triangles.a_keeps()),
         );
         load_block::<A, NB>(
             b,
             &mut b_block,
-            batch * b_lines.batch,
-            b_lines.line,
+            batch * b_operand.batch_stride,
+            b_operand.ld,
             col0,
             k0,
             sizes.n,
@@ -233,7 +234,7 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
             tile.n,
             tile.k,
             units,
-            comptime!(product.b == Order::Columns),
+            comptime!(product.b == Order::ColMajor),
             comptime!(product.triangles.b_keeps()),
         );
         sync_cube();
@@ -256,32 +257,63 @@ pub(crate) fn units_kernel<A: Float, C: Float, O: Float, NA: Size, NB: Size, NO:
     }
 
     if CUBE_POS < total {
-        let out_base = stack * sizes.m * sizes.n;
-        let width = NO::value();
+        store::<C, O, NO>(&sums, add, scales, out, row0, col0, stack, &sizes, &finish, product);
+    }
+}
+
+/// Finishes and stores the sums of a unit.
+#[cube]
+fn store<C: Float, O: Float, NO: Size>(
+    sums: &Array<f32>,
+    add: &[C],
+    scales: &[f32],
+    out: &mut [Vector<O, NO>],
+    row0: usize,
+    col0: usize,
+    stack: usize,
+    sizes: &Sizes,
+    finish: &Finish,
+    #[comptime] product: SimtProduct,
+) {
+    let tile = comptime!(product.tile);
+    let linear = comptime!(product.linear);
+    let (across, down) = comptime!((tile.n / tile.unit_n, tile.m / tile.unit_m));
+    let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
+    let batch = stack / sizes.splits;
+    let mut alpha = finish.alpha;
+    if comptime!(linear.device_scale) {
+        alpha *= scales[batch];
+    }
+    let out_base = stack * sizes.m * sizes.n;
+    let width = NO::value();
+    #[unroll]
+    for i in 0..tile.unit_m {
+        let row = row0 + place(ty, i, down);
         #[unroll]
-        for i in 0..tile.unit_m {
-            let row = row0 + place(ty, i, down);
-            #[unroll]
-            for group in 0..comptime!(tile.unit_n / width) {
-                let col = col0 + place(tx, comptime!(group * width), across);
-                if row < sizes.m && col < sizes.n {
-                    let mut value = Vector::<O, NO>::new(O::new(0.0));
-                    #[unroll]
-                    for v in 0..width {
-                        let mut x = sums[comptime!(i * tile.unit_n + group * width + v)];
-                        if comptime!(product.epilogue.scaled) {
-                            x *= alpha;
-                        }
-                        if comptime!(product.epilogue.add) {
-                            let at = batch * add_batch + row * add_row + (col + v) * add_col;
-                            x += beta * f32::cast_from(add[at]);
-                        }
-                        if comptime!(product.triangles.out_lower) && col + v > row {
-                            x = 0.0f32;
-                        }
-                        value.insert(v, O::cast_from(x));
+        for group in 0..comptime!(tile.unit_n / width) {
+            let col = col0 + place(tx, comptime!(group * width), across);
+            if row < sizes.m && col < sizes.n && (comptime!(!product.symmetric) || col <= row) {
+                let mut value = Vector::<O, NO>::new(O::new(0.0));
+                #[unroll]
+                for v in 0..width {
+                    let mut x = sums[comptime!(i * tile.unit_n + group * width + v)];
+                    if comptime!(linear.scaled) {
+                        x *= alpha;
                     }
-                    out[(out_base + row * sizes.n + col) / width] = value;
+                    if comptime!(linear.add) {
+                        let at = batch * finish.add_batch
+                            + row * finish.add_row
+                            + (col + v) * finish.add_col;
+                        x += finish.beta * f32::cast_from(add[at]);
+                    }
+                    if comptime!(product.triangles.out_lower) && col + v > row {
+                        x = 0.0f32;
+                    }
+                    value.insert(v, O::cast_from(x));
+                }
+                out[(out_base + row * sizes.n + col) / width] = value;
+                if comptime!(product.symmetric) {
+                    out[(out_base + col * sizes.n + row) / width] = value;
                 }
             }
         }

@@ -1,18 +1,17 @@
 //! Products through mma.sync fed by cp.async: compute capability 8.0 and later.
 //!
-//! As many cubes as multiprocessors walk over the tiles. All eight warps copy blocks of both operands
+//! As many cubes as multiprocessors scheduler over the tiles. All eight warps copy blocks of both operands
 //! into a ring of stages, 16 bytes a unit and swizzled as wgmma has them. While a step of 16 of K is
 //! multiplied, the next one is on its way to registers, across blocks too: the one barrier a block
 //! stands before its last step, and who passes it may overwrite the stage before. (8192³ on an H200:
 //! 436 to 454 TFLOP/s; with barriers of each stage, so that warps may drift apart, 431; with the copies
 //! spread over the steps 386; without fragments ahead 392.)
 
+use super::store::{Finish, store};
 use super::warp::*;
-use crate::tile::Addend;
-use crate::tile::operand::Order;
-use crate::tile::ptx::*;
-use crate::tile::schedule::{Blocks, DEPTH, ROWS, place, turn};
-use crate::tile::units::Lines;
+use crate::tile::cuda::ptx::*;
+use crate::tile::cuda::schedule::{DEPTH, ROWS, TileGrid, work_index, work_tile};
+use crate::tile::view::{Operand, Order};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
@@ -90,74 +89,72 @@ fn copy_block(
 ) {
     #[unroll]
     for i in 0..comptime!((ROWS / 32) as u32) {
-        copy_chunk(dst, a, m, k, i, comptime!(product.a == Order::Rows));
+        copy_chunk(dst, a, m, k, i, comptime!(product.a == Order::RowMajor));
     }
     let dst = dst + comptime!(product.a_bytes());
     #[unroll]
     for i in 0..comptime!((product.n / 32) as u32) {
-        copy_chunk(dst, b, n, k, i, comptime!(product.b == Order::Columns));
+        copy_chunk(dst, b, n, k, i, comptime!(product.b == Order::ColMajor));
     }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
+pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
     a: &[E],
     b: &[E],
     add: &[C],
+    scales: &[f32],
     order: &[u32],
-    out: &mut [Vector<O, Two>],
-    a_lines: Lines,
-    b_lines: Lines,
-    addend: Addend,
-    pitch: usize,
-    m: u32,
-    n: u32,
+    out: &mut [Vector<O, V>],
+    a_operand: Operand,
+    b_operand: Operand,
+    finish: Finish,
+    grid: TileGrid,
     k: u32,
-    blocks: Blocks,
-    alpha: f32,
     #[comptime] product: MmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
     let stages = comptime!(product.stages as u32);
     let a_bytes = comptime!(product.a_bytes());
     let stage_bytes = comptime!(a_bytes + product.b_bytes());
-    let pairs = comptime!(product.pairs());
+    let count = comptime!(product.fragments_n());
     let mut shared = Shared::<[u32]>::new_aligned_slice(
         comptime!((stages * stage_bytes / 4) as usize),
         1024usize,
     );
     let base = generic_to_shared::<u32>(shared.as_ptr());
     let (a_base, b_base) = (global_address::<E>(a.as_ptr()), global_address::<E>(b.as_ptr()));
-    let (a_line, b_line) = (u64::cast_from(a_lines.line * 2), u64::cast_from(b_lines.line * 2));
+    let (a_line, b_line) = (u64::cast_from(a_operand.ld * 2), u64::cast_from(b_operand.ld * 2));
     let lanes = lanes(base, base + a_bytes, product);
 
     let mut round = 0u32;
-    let mut at = turn(order, round, product.walk);
-    while at < blocks.total {
-        let following = turn(order, round + 1, product.walk);
-        let place = place(at, &blocks, product.walk);
-        let row0 = place.row * comptime!(ROWS as u32);
-        let col0 = place.col * comptime!(product.n as u32);
-        let a_at = a_base + u64::cast_from(place.a as usize * a_lines.batch * 2);
-        let b_at = b_base + u64::cast_from(place.b as usize * b_lines.batch * 2);
-        let first = place.block;
+    let mut at = work_index(order, round, product.scheduler);
+    while at < grid.total {
+        let following = work_index(order, round + 1, product.scheduler);
+        let tile = work_tile(at, &grid, product.scheduler);
+        let row0 = tile.row * comptime!(ROWS as u32);
+        let col0 = tile.col * comptime!(product.n as u32);
+        let a_at = a_base + u64::cast_from(tile.a as usize * a_operand.batch_stride * 2);
+        let b_at = b_base + u64::cast_from(tile.b as usize * b_operand.batch_stride * 2);
+        let first = tile.block;
 
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(8 * pairs));
+        let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(8 * count));
         #[unroll]
-        for i in 0..comptime!(8 * pairs) {
+        for i in 0..comptime!(8 * count) {
             sums[i] = Vector::new(0.0f32);
         }
         let k_first = first * comptime!(DEPTH as u32);
-        let mut a_source = source(a_at, a_line, row0, k_first, comptime!(product.a == Order::Rows));
+        let mut a_source =
+            source(a_at, a_line, row0, k_first, comptime!(product.a == Order::RowMajor));
         let mut b_source =
-            source(b_at, b_line, col0, k_first, comptime!(product.b == Order::Columns));
+            source(b_at, b_line, col0, k_first, comptime!(product.b == Order::ColMajor));
         // The stages of the tile before have all been read.
         sync_cube();
         #[unroll]
         for s in 0..comptime!(stages - 1) {
-            if s < place.depth {
+            if s < tile.depth {
                 let dst = base + comptime!(s * stage_bytes);
-                copy_block(dst, &a_source, &b_source, m, n, k, product);
+                copy_block(dst, &a_source, &b_source, finish.m, finish.n, k, product);
             }
             advance(&mut a_source);
             advance(&mut b_source);
@@ -165,18 +162,19 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
         }
         // Fragments of the step at hand and of the next.
         let mut left = Array::<Vector<u32, Const<4>>>::new(8usize);
-        let mut right = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pairs));
+        let mut right = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * count));
         copy_wait(comptime!(stages - 2));
         sync_cube();
         mask_stage(&mut shared, 0u32, a_bytes.runtime(), first, row0, col0, false, product);
-        load_step(&mut left, &mut right, &lanes, 0u32, 0u32, 0u32, product);
+        load_left(&mut left, &lanes, 0u32, 0u32, product);
+        load_right(&mut right, &lanes, 0u32, 0u32, product);
         let mut stage = 0u32;
-        for block in 0..place.depth {
+        for block in 0..tile.depth {
             let offset = stage * stage_bytes;
             // All at once: spread over the steps they cost 15 %.
-            if block + comptime!(stages - 1) < place.depth {
+            if block + comptime!(stages - 1) < tile.depth {
                 let into = base + (stage + comptime!(stages - 1)) % stages * stage_bytes;
-                copy_block(into, &a_source, &b_source, m, n, k, product);
+                copy_block(into, &a_source, &b_source, finish.m, finish.n, k, product);
             }
             copy_commit();
             advance(&mut a_source);
@@ -189,12 +187,13 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
             for step in 0..STEPS {
                 if comptime!(step + 1 < STEPS) {
                     let next = comptime!(step + 1);
-                    load_step(&mut left, &mut right, &lanes, offset, offset, next, product);
+                    load_left(&mut left, &lanes, offset, next, product);
+                    load_right(&mut right, &lanes, offset, next, product);
                 } else {
                     copy_wait(comptime!(stages - 2));
                     sync_cube();
                     let next = stage * stage_bytes;
-                    if block + 1 < place.depth {
+                    if block + 1 < tile.depth {
                         let block = first + block + 1;
                         mask_stage(
                             &mut shared,
@@ -208,12 +207,13 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, Two: Size>(
                         );
                     }
                     // After the last block nobody looks at them.
-                    load_step(&mut left, &mut right, &lanes, next, next, 0u32, product);
+                    load_left(&mut left, &lanes, next, 0u32, product);
+                    load_right(&mut right, &lanes, next, 0u32, product);
                 }
                 multiply_step(&mut sums, &left, &right, step, product);
             }
         }
-        store::<C, O, Two>(&sums, out, add, &addend, &lanes, &place, m, n, pitch, alpha, product);
+        store::<C, O, V>(&sums, out, add, scales, &finish, &lanes, &tile, product);
         round += 1;
         at = following;
     }

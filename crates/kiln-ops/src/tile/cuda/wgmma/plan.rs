@@ -1,13 +1,15 @@
 //! Which tile a product gets, and in how many parts of K.
 
-use super::kernel::WgmmaTile;
-use crate::tile::product::Operands;
-use crate::tile::schedule::{DEPTH, ROWS};
-use crate::tile::{Triangle, order};
+use super::product::WgmmaTile;
+use crate::tile::cuda::dual::Dual;
+use crate::tile::cuda::schedule::{DEPTH, ROWS, order};
+use crate::tile::problem::{Problem, Triangle};
 
 /// The settings of a launch.
 pub(super) struct Plan {
     pub(super) tile: WgmmaTile,
+    /// Blocks of K that a cube adds up.
+    pub(super) depth: usize,
     /// Parts of K that are stored and added up by a second kernel.
     pub(super) splits: usize,
 }
@@ -28,33 +30,42 @@ const BYTES: f64 = 4e12;
 const EXCHANGE: f64 = 1.5e-6;
 const CLUSTERED: f64 = 1.065;
 
+impl Plan {
+    /// With `wanted` parts or as many fewer as do with the same number of blocks each.
+    fn new(tile: WgmmaTile, wanted: usize, blocks: usize) -> Self {
+        let depth = blocks.div_ceil(wanted * tile.cluster);
+        Self { tile, depth, splits: blocks.div_ceil(depth * tile.cluster) }
+    }
+}
+
 /// The cheapest by a model of waves: tiles of a wave run side by side, one on each multiprocessor. The
 /// constants are from the 30 products of docs/matmul.md on an H200, where it is right to 5 % from 30 µs on.
-pub(super) fn plan(o: &Operands, symmetric: bool, multiprocessors: usize) -> Plan {
-    if o.triangles.masked() {
+pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Plan {
+    let p = problem;
+    let single = p.k.div_ceil(DEPTH);
+    let blocks = if dual == Dual::Sum { 2 * single } else { single };
+    if p.triangles.masked() {
         // Square tiles: wider ones would compute more above the diagonal than they gain. Two cubes on
         // a multiprocessor hide the stores of these short sums (16·1024² in bf16 on an H200: 32.3 µs
         // with one, 29.8 with two), but where A is upper the kernel takes 157 registers, and one fits.
-        let two = o.triangles.a == Triangle::Lower;
+        let two = p.triangles.a == Triangle::Lower;
         let tile = if two { WgmmaTile::two(ROWS) } else { WgmmaTile::new(ROWS) };
-        return Plan { tile, splits: 1 };
+        return Plan::new(tile, 1, blocks);
     }
-    let blocks = o.blocks_of_k(DEPTH);
-    let pair = o.pair();
     let mut best: Option<(f64, Plan)> = None;
     let mut offer = |cost: f64, plan: Plan| {
         if best.as_ref().is_none_or(|(least, _)| cost < *least) {
             best = Some((cost, plan));
         }
     };
-    // Of a gate a tile holds the same columns of both products, in whole chunks, and all of K.
-    for (n, stage) in TILES.into_iter().filter(|(n, _)| !pair.gates() || n.is_multiple_of(128)) {
-        let columns = pair.columns(n);
-        let places = match symmetric {
-            true => order::symmetric_tiles(o.m, columns),
-            false => o.m.div_ceil(ROWS) * o.n.div_ceil(columns),
+    // Of joined products a tile holds the same columns of both products, in whole chunks, and all of K.
+    for (n, stage) in TILES.into_iter().filter(|(n, _)| !dual.joins() || n.is_multiple_of(128)) {
+        let columns = dual.columns(n);
+        let places = match p.symmetric {
+            true => order::symmetric_tiles(p.m, columns),
+            false => p.m.div_ceil(ROWS) * p.n.div_ceil(columns),
         };
-        let tiles = places * o.batches;
+        let tiles = places * p.batches;
         let waves = |parts: usize| (tiles * parts).div_ceil(multiprocessors);
         let time = |parts: usize| {
             let waves = waves(parts);
@@ -62,17 +73,17 @@ pub(super) fn plan(o: &Operands, symmetric: bool, multiprocessors: usize) -> Pla
             let clock = if waves == 1 { ALONE + (1.0 - ALONE) * busy } else { 1.0 };
             waves as f64 * (blocks.div_ceil(parts) as f64 + TILE) * stage * STAGE * clock
         };
-        offer(time(1), Plan { tile: WgmmaTile::new(n), splits: 1 });
-        if pair.gates() || blocks < 8 {
+        offer(time(1), Plan::new(WgmmaTile::new(n), 1, blocks));
+        if dual.joins() || blocks < 8 {
             continue;
         }
-        let plan = Plan { tile: WgmmaTile::clustered(n), splits: 1 };
+        let plan = Plan::new(WgmmaTile::clustered(n), 1, blocks);
         offer(time(2) * CLUSTERED + waves(2) as f64 * EXCHANGE, plan);
         // A symmetric result is finished by those that multiply.
-        for splits in 2..=if symmetric { 1 } else { 16.min(blocks / 4) } {
-            let bytes = (8 * splits + 2) * o.m * o.n * o.batches;
+        for splits in 2..=if p.symmetric { 1 } else { 16.min(blocks / 4) } {
+            let bytes = (8 * splits + 2) * p.m * p.n * p.batches;
             let sum = LAUNCH + bytes as f64 / BYTES;
-            offer(time(splits) + sum, Plan { tile: WgmmaTile::new(n), splits });
+            offer(time(splits) + sum, Plan::new(WgmmaTile::new(n), splits, blocks));
         }
     }
     best.expect("there are tiles to choose from").1

@@ -1,6 +1,6 @@
 //! Triangles: what is outside is replaced by zeros in shared memory, before wgmma reads it.
 
-use super::Keep;
+use crate::tile::problem::Keep;
 use cubecl::prelude::*;
 
 /// Whether a block of 64 of K, from `k0`, has elements to mask for positions `e0 .. e0 + extent` along
@@ -16,7 +16,7 @@ pub(super) fn crossed(k0: u32, e0: u32, extent: u32, #[comptime] keep: Keep) -> 
     }
 }
 
-/// Masks 64 positions from `e0` of a block of 64 of K from `k0`, by `units` units: 8 KiB of halves at
+/// Masks 64 positions from `e0` of a block of 64 of K from `k0`, by `units` units: 8 KiB of 16-bit elements at
 /// byte `at`, in lines of 128 swizzled bytes along K or along the positions.
 #[cube]
 pub(super) fn mask_block(
@@ -52,26 +52,4 @@ pub(super) fn mask_block(
             shared[index] &= mask;
         }
     }
-}
-
-/// The sums of a unit with those above the diagonal replaced by zeros. Without a branch, which would
-/// double the registers of the sums, and with one comparison for each distance from the diagonal.
-#[cube]
-pub(super) fn mask_result<N: Size>(
-    sums: Vector<f32, N>,
-    row0: u32,
-    col0: u32,
-    unit: u32,
-) -> Vector<f32, N> {
-    let row = row0 + unit / 32 * 16 + unit % 32 / 4;
-    let col = col0 + unit % 4 * 2;
-    // How far to the right of its first sum a unit may go in that sum's row.
-    let reach = i32::cast_from(row) - i32::cast_from(col);
-    let mut masked = sums;
-    #[unroll]
-    for i in 0..N::value() {
-        let right = comptime!((i / 4 * 8 + i % 2) as i32 - (i % 4 / 2 * 8) as i32);
-        masked.insert(i, select(right > reach, 0.0f32, sums.extract(i)));
-    }
-    masked
 }

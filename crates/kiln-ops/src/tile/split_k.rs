@@ -1,6 +1,6 @@
-//! K in parts: cubes make f32 sums of parts of K, a second kernel adds them in order.
+//! Split-K: cubes make f32 sums of parts of K, a second kernel adds them in order.
 
-use super::product::Operands;
+use super::problem::{Linear, Problem};
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
@@ -30,6 +30,7 @@ pub(super) fn workspace(
 fn add_up_kernel<C: Float, O: Float, V: Size>(
     parts: &[Vector<f32, V>],
     add: &[C],
+    scales: &[f32],
     out: &mut [Vector<O, V>],
     splits: usize,
     m: usize,
@@ -42,7 +43,7 @@ fn add_up_kernel<C: Float, O: Float, V: Size>(
     add_col: usize,
     alpha: f32,
     beta: f32,
-    #[comptime] has_add: bool,
+    #[comptime] linear: Linear,
     #[define(C, O)] _dtypes: [ElemType; 2],
 ) {
     if ABSOLUTE_POS < total {
@@ -54,8 +55,12 @@ fn add_up_kernel<C: Float, O: Float, V: Size>(
         for split in 1..splits {
             sum += parts[base + split * matrix];
         }
+        let mut alpha = alpha;
+        if comptime!(linear.device_scale) {
+            alpha *= scales[batch];
+        }
         sum *= Vector::new(alpha);
-        if comptime!(has_add) {
+        if comptime!(linear.add) {
             let at = batch * add_batch + row * add_row;
             #[unroll]
             for i in 0..V::value() {
@@ -68,18 +73,18 @@ fn add_up_kernel<C: Float, O: Float, V: Size>(
 }
 
 /// out = alpha · sum of the parts + beta · C.
-pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &CubeTensor) {
+pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: &CubeTensor) {
     const UNITS: usize = 256;
     let client = &out.client;
     let pitch = parts.meta.strides()[0];
     let out_pitch = out.meta.strides()[out.meta.strides().len() - 2];
     let aligned = out.handle.offset_start.unwrap_or(0).is_multiple_of(16);
-    let fits = aligned && [o.n, pitch, out_pitch].iter().all(|size| size.is_multiple_of(4));
+    let fits = aligned && [problem.n, pitch, out_pitch].iter().all(|size| size.is_multiple_of(4));
     let size = if fits { 4 } else { 1 };
-    let n = o.n / size;
-    let total = o.batches * o.m * n;
-    let [add_batch, add_row, add_col] = o.add_strides();
-    let add_dtype = o.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
+    let n = problem.n / size;
+    let total = problem.batches * problem.m * n;
+    let [add_batch, add_row, add_col] = problem.add_strides();
+    let add_dtype = problem.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
     let units = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
     // SAFETY: positions are checked against the number of elements.
     unsafe {
@@ -90,13 +95,17 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &Cube
             launch::address_type(&[parts, out]),
             size,
             parts.clone().into_buffer_arg(),
-            match &o.add {
+            match &problem.add {
                 Some((add, _)) => add.tensor.clone().into_buffer_arg(),
+                None => BufferArg::alias(0, 1),
+            },
+            match &problem.alpha.scales {
+                Some(scales) => scales.clone().into_buffer_arg(),
                 None => BufferArg::alias(0, 1),
             },
             out.clone().into_buffer_arg(),
             splits,
-            o.m,
+            problem.m,
             n,
             total,
             pitch / size,
@@ -104,9 +113,9 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, o: &Operands, out: &Cube
             add_batch,
             add_row,
             add_col,
-            o.alpha as f32,
-            o.beta() as f32,
-            o.add.is_some(),
+            problem.alpha.number as f32,
+            problem.beta() as f32,
+            problem.linear(false),
             [add_dtype, out.dtype].map(dtype_to_elem_type),
         );
     }

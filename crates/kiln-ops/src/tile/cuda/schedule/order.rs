@@ -1,9 +1,12 @@
 //! The order of the tiles of triangles and of symmetric results: made on the host, so that every cube has
 //! as much to do.
 
-use super::schedule::ROWS;
-use super::{Triangle, Triangles};
+use super::ROWS;
+use crate::launch;
+use crate::tile::problem::{Problem, Triangle, Triangles};
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 use cubecl::server::Handle;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -30,7 +33,7 @@ type Tile = [usize; 3];
 
 /// The tiles that have an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Tiles {
+pub(in crate::tile::cuda) enum Tiles {
     /// Square ones, so many in a row.
     Triangular(usize, Triangles),
     /// Of so many columns, of a result of so many rows: those that have a part on or below the diagonal.
@@ -38,6 +41,19 @@ pub(super) enum Tiles {
 }
 
 impl Tiles {
+    /// Those of a problem that have an order, in tiles of so many columns.
+    pub(in crate::tile::cuda) fn of(
+        problem: &Problem,
+        columns: usize,
+        symmetric: bool,
+    ) -> Option<Self> {
+        if symmetric {
+            return Some(Self::Symmetric { size: problem.m, columns });
+        }
+        let triangular = problem.triangles.masked();
+        triangular.then(|| Self::Triangular(problem.m.div_ceil(ROWS), problem.triangles))
+    }
+
     /// Those of a stack of products in the order in which they are given out, with their costs.
     fn listed(self, batches: usize) -> Vec<(Tile, u64)> {
         match self {
@@ -65,7 +81,7 @@ fn symmetric_row(row: usize, size: usize, columns: usize) -> usize {
 }
 
 /// The number of tiles of a symmetric result.
-pub(super) fn symmetric_tiles(size: usize, columns: usize) -> usize {
+pub(in crate::tile::cuda) fn symmetric_tiles(size: usize, columns: usize) -> usize {
     (0..size.div_ceil(ROWS)).map(|row| symmetric_row(row, size, columns)).sum()
 }
 
@@ -144,14 +160,24 @@ type Key = (String, Tiles, usize, usize);
 /// Orders on their devices: a few kilobytes each, made once.
 static ORDERS: LazyLock<Mutex<HashMap<Key, (Handle, usize)>>> = LazyLock::new(Default::default);
 
-/// The order on the device of `like`, and its length.
-pub(super) fn upload(
-    like: &CubeTensor,
-    tiles: Tiles,
-    batches: usize,
+/// The order of these tiles of a batch of products for so many cubes, as a kernel takes it; anything where
+/// the kernel makes it.
+pub(in crate::tile::cuda) fn argument(
+    tiles: Option<Tiles>,
+    problem: &Problem,
     cubes: usize,
-) -> (Handle, usize) {
-    let client = &like.client;
+    out: &CubeTensor,
+) -> BufferArg {
+    let Some(tiles) = tiles else {
+        return launch::unused(out, DType::U32).into_buffer_arg();
+    };
+    let (handle, length) = upload(&out.client, tiles, problem.batches, cubes);
+    // SAFETY: the length is that of the order.
+    unsafe { BufferArg::from_raw_parts(handle, length) }
+}
+
+/// The order on a device, and its length.
+fn upload(client: &Client, tiles: Tiles, batches: usize, cubes: usize) -> (Handle, usize) {
     let key = (format!("{:?}", client.service_id()), tiles, batches, cubes);
     let mut orders = ORDERS.lock().unwrap_or_else(|e| e.into_inner());
     let made = orders.entry(key).or_insert_with(|| {

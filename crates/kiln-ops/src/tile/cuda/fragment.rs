@@ -1,0 +1,165 @@
+//! The accumulators of tensor cores: which unit holds which sum, and what is done with them in registers.
+//!
+//! mma.sync and wgmma spread sums alike. A warp holds 16 rows; element i of a unit is [`offset`] rows and columns
+//! from the unit's [`origin`]: 4j + e is in row lane / 4 + 8·(e / 2) and column 8j + 2·(lane % 4) + e % 2. So a
+//! unit has elements of two rows, and the four units of a quad have a row together. Of a warpgroup warp w has
+//! rows 16w to 16w + 15.
+
+use super::ptx::Float16;
+use cubecl::prelude::*;
+
+/// Rows and columns from a unit's origin to its element `i`.
+pub(crate) const fn offset(i: usize) -> (u32, u32) {
+    ((i % 4 / 2 * 8) as u32, (i / 4 * 8 + i % 2) as u32)
+}
+
+/// Row and column of the first element of a unit, in the fragment of its warps.
+#[cube]
+pub(crate) fn origin(unit: u32) -> (u32, u32) {
+    (unit / 32 * 16 + unit % 32 / 4, unit % 4 * 2)
+}
+
+/// A matrix by the distances of its matrices, rows and columns, and a factor.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Addend {
+    pub(crate) batch_stride: usize,
+    pub(crate) row: usize,
+    pub(crate) col: usize,
+    pub(crate) beta: f32,
+}
+
+/// sums + beta · C, of the elements inside `m` × `n`. `row` and `col` are those of the unit's origin.
+#[cube]
+pub(crate) fn add_matrix<C: Float, N: Size>(
+    sums: Vector<f32, N>,
+    c: &[C],
+    addend: &Addend,
+    batch: u32,
+    row: u32,
+    col: u32,
+    m: u32,
+    n: u32,
+    #[comptime] count: usize,
+) -> Vector<f32, N> {
+    let mut added = Array::<Vector<f32, N>>::new(1usize);
+    added[0] = sums;
+    let base = batch as usize * addend.batch_stride;
+    #[unroll]
+    for i in 0..count {
+        let row = row + comptime!(offset(i).0);
+        let col = col + comptime!(offset(i).1);
+        if row < m && col < n {
+            let more = c[base + row as usize * addend.row + col as usize * addend.col];
+            let mut changed = added[0];
+            changed.insert(i, changed.extract(i) + addend.beta * f32::cast_from(more));
+            added[0] = changed;
+        }
+    }
+    added[0]
+}
+
+/// The sums with those above the diagonal replaced by zeros. Without a branch, which would double the
+/// registers of the sums, and with one comparison for each distance from the diagonal.
+#[cube]
+pub(crate) fn zero_above<N: Size>(sums: Vector<f32, N>, row: u32, col: u32) -> Vector<f32, N> {
+    mask_above::<N>(sums, row, col, 0.0f32)
+}
+
+/// The sums with those above the diagonal replaced by `value`, as causal attention masks its scores.
+#[cube]
+pub(crate) fn mask_above<N: Size>(
+    sums: Vector<f32, N>,
+    row: u32,
+    col: u32,
+    value: f32,
+) -> Vector<f32, N> {
+    // How far to the right of its first sum a unit may go in that sum's row.
+    let reach = i32::cast_from(row) - i32::cast_from(col);
+    let mut masked = sums;
+    #[unroll]
+    for i in 0..N::value() {
+        let right = comptime!(offset(i).1 as i32 - offset(i).0 as i32);
+        masked.insert(i, select(right > reach, value, sums.extract(i)));
+    }
+    masked
+}
+
+/// The largest of each of the two rows of a unit, over the quad that shares them.
+#[cube]
+pub(crate) fn row_max<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
+    let mut rows = Vector::<f32, Const<2>>::empty();
+    #[unroll]
+    for r in 0..2usize {
+        let mut largest = sums.extract(comptime!(2 * r));
+        #[unroll]
+        for i in 0..N::value() {
+            if comptime!(i % 4 / 2 == r) {
+                largest = max(largest, sums.extract(i));
+            }
+        }
+        largest = max(largest, plane_shuffle_xor(largest, 1u32));
+        largest = max(largest, plane_shuffle_xor(largest, 2u32));
+        rows.insert(r, largest);
+    }
+    rows
+}
+
+/// The sum of each of the two rows of a unit, over the quad that shares them; in a fixed order.
+#[cube]
+pub(crate) fn row_sum<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
+    let mut rows = Vector::<f32, Const<2>>::empty();
+    #[unroll]
+    for r in 0..2usize {
+        let mut sum = f32::new(0.0);
+        #[unroll]
+        for i in 0..N::value() {
+            if comptime!(i % 4 / 2 == r) {
+                sum += sums.extract(i);
+            }
+        }
+        sum += plane_shuffle_xor(sum, 1u32);
+        sum += plane_shuffle_xor(sum, 2u32);
+        rows.insert(r, sum);
+    }
+    rows
+}
+
+/// Each row times its factor.
+#[cube]
+pub(crate) fn scale_rows<N: Size>(
+    sums: Vector<f32, N>,
+    factors: Vector<f32, Const<2>>,
+) -> Vector<f32, N> {
+    let mut scaled = sums;
+    #[unroll]
+    for i in 0..N::value() {
+        scaled.insert(i, sums.extract(i) * factors.extract(comptime!(i % 4 / 2)));
+    }
+    scaled
+}
+
+/// Columns `64 · block ..` of the sums, rounded, as the left operand of a product over them: the layouts of
+/// accumulators and of operands in registers are one.
+#[cube]
+pub(crate) fn operand<N: Size>(
+    sums: Vector<f32, N>,
+    #[comptime] block: usize,
+    #[comptime] float: Float16,
+) -> Vector<u32, Const<16>> {
+    let rounded: Vector<u32, Const<16>>;
+    gpu_asm!(
+        "// {o} {i}", "{body}",
+        o = out(_) rounded, i = in(_) sums, body = const round(float, block)
+    );
+    rounded
+}
+
+/// Pairs of neighbouring elements of inputs `%16..` as outputs `%0..%15`.
+fn round(float: Float16, block: usize) -> String {
+    let pair = |i: usize| {
+        let first = 16 + 32 * block + 2 * i;
+        let [high, low] = [first + 1, first];
+        format!("cvt.rn.{}x2.f32 %{i}, %{high}, %{low};\n", float.name())
+    };
+    (0..16).map(pair).collect()
+}

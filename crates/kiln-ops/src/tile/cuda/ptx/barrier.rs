@@ -1,0 +1,45 @@
+//! Barriers in shared memory and of the hardware.
+
+use cubecl::prelude::*;
+
+/// A barrier that `count` arrivals complete.
+#[cube]
+pub(crate) fn barrier_init(bar: u32, #[comptime] count: u32) {
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{b}], {n};", b = in(_) bar, n = const count);
+}
+
+/// Makes the initialised barriers visible to TMA; by the unit that initialised them.
+#[cube]
+pub(crate) fn barrier_init_fence() {
+    gpu_asm!("fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;");
+}
+
+/// Waits for the phase of this parity to complete.
+#[cube]
+pub(crate) fn barrier_wait(bar: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p;",
+        "WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [{b}], {ph};",
+        "@p bra DONE;",
+        "bra WAIT;",
+        "DONE: }}",
+        b = in(_) bar, ph = in(_) parity
+    );
+}
+
+/// Arrives, and lets the barrier wait for `bytes` bytes of TMA loads.
+#[cube]
+pub(crate) fn barrier_expect(bar: u32, #[comptime] bytes: u32) {
+    gpu_asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};", b = in(_) bar, n = const bytes);
+}
+
+#[cube]
+pub(crate) fn barrier_arrive(bar: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{b}];", b = in(_) bar);
+}
+
+/// Barrier number `id` of the hardware, among `units` units.
+#[cube]
+pub(crate) fn sync_units(id: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.sync {i}, {n};", i = in(_) id, n = const units);
+}

@@ -1,0 +1,67 @@
+//! cp.async, ldmatrix and mma.sync.
+
+use super::Float16;
+use cubecl::prelude::*;
+
+/// The address of global memory behind a pointer.
+#[cube]
+pub(crate) fn global_address<T: CubePrimitive>(pointer: *const T) -> u64 {
+    let address: u64;
+    gpu_asm!(
+        "cvta.to.global.u64 {o}, {p};",
+        o = out(_) address, p = in(_) pointer, options(pure, nomem)
+    );
+    address
+}
+
+/// Copies 16 bytes, of which those after the first `bytes` become zero, without waiting.
+#[cube]
+pub(crate) fn copy_16(dst: u32, src: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.cg.shared.global [{d}], [{s}], 16, {n};",
+        d = in(_) dst, s = in(_) src, n = in(_) bytes
+    );
+}
+
+/// Makes one group of the copies since the last.
+#[cube]
+pub(crate) fn copy_commit() {
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// Waits for all but the last `pending` groups of this unit.
+#[cube]
+pub(crate) fn copy_wait(#[comptime] pending: u32) {
+    gpu_asm!("cp.async.wait_group {n};", n = const pending);
+}
+
+/// Four 8×8 matrices of halves, whose rows of 16 bytes the lanes name, eight each; transposed on the
+/// way if the contiguous dimension is not K.
+#[cube]
+pub(crate) fn load_matrices(addr: u32, #[comptime] transposed: bool) -> Vector<u32, Const<4>> {
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ldmatrix.sync.aligned.m8n8.x4{t}.shared.b16 {o}, [{a}];",
+        o = out(_) out, a = in(_) addr, t = const if transposed { ".trans" } else { "" }
+    );
+    out
+}
+
+/// c + A·B of 16×16 and 16×8 halves by a warp: of c, elements 2h and 2h + 1 are in row lane / 4 + 8h,
+/// columns 2·(lane % 4) and the next.
+#[cube]
+pub(crate) fn mma_16x8x16(
+    a: Vector<u32, Const<4>>,
+    b0: u32,
+    b1: u32,
+    c: Vector<f32, Const<4>>,
+    #[comptime] float: Float16,
+) -> Vector<f32, Const<4>> {
+    let out: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {o}, {a}, {{{b0}, {b1}}}, {c};",
+        o = out(_) out, a = in(_) a, b0 = in(_) b0, b1 = in(_) b1, c = in(_) c,
+        t = const float.name(), options(pure, nomem)
+    );
+    out
+}

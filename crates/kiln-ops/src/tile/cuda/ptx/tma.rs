@@ -1,0 +1,51 @@
+//! Boxes of tensors between global and shared memory.
+
+use cubecl::prelude::*;
+
+/// Loads a box at column `x` and row `y` of matrix `z`; zero outside. Completes on `bar`.
+#[cube]
+pub(crate) fn tma_load(dst: u32, map: u64, bar: u32, x: u32, y: u32, z: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes",
+        "[{d}], [{m}, {{{x}, {y}, {z}}}], [{b}];",
+        d = in(_) dst, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z, b = in(_) bar
+    );
+}
+
+/// Stores a box, as a group of its own; what is outside the matrix is left out.
+#[cube]
+pub(crate) fn tma_store(map: u64, src: u32, x: u32, y: u32, z: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [{m}, {{{x}, {y}, {z}}}], [{s}];",
+        "cp.async.bulk.commit_group;",
+        s = in(_) src, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z
+    );
+}
+
+/// The same, but adds f32 to what is there.
+#[cube]
+pub(crate) fn tma_add(map: u64, src: u32, x: u32, y: u32, z: u32) {
+    gpu_asm!(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [{m}, {{{x}, {y}, {z}}}], [{s}];",
+        "cp.async.bulk.commit_group;",
+        s = in(_) src, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z
+    );
+}
+
+/// Waits until all but `pending` stores of this unit have read their shared memory.
+#[cube]
+pub(crate) fn tma_store_read(#[comptime] pending: u32) {
+    gpu_asm!("cp.async.bulk.wait_group.read {n};", n = const pending);
+}
+
+/// Waits until all stores of this unit are done.
+#[cube]
+pub(crate) fn tma_store_wait() {
+    gpu_asm!("cp.async.bulk.wait_group 0;");
+}
+
+/// What this unit wrote to shared memory becomes visible to TMA and wgmma.
+#[cube]
+pub(crate) fn async_proxy_fence() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
