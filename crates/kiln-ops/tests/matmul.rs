@@ -307,18 +307,23 @@ fn symmetric_products() {
                 for (i, y) in expected.iter_mut().enumerate() {
                     *y -= 2.0 * c_held[i % (m * m)];
                 }
-                let made = on_families(&device, dtype, || {
-                    poison(batches * m * m, dtype, &device);
-                    let transposed = a.clone().swap_dims(1, 2);
-                    // Nobody else holds it: the result may take its memory.
-                    let (c, _) = tensor(&both, [1, m, m], dtype, &device);
-                    values(&matmul_add(a.clone(), transposed, c, options).unwrap())
-                });
-                for (family, y) in made {
-                    let what = format!("{batches}×{m}×{k} {dtype:?} on {family} of {device:?}");
-                    assert_near(&y, &expected, dtype, 1, &what);
-                    for matrix in y.chunks(m * m) {
-                        assert!(matrix == turned(matrix, m, m), "not symmetric: {what}");
+                let results =
+                    if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
+                for result in results {
+                    let options = MatmulOptions { dtype: Some(result), ..options };
+                    let made = on_families(&device, dtype, || {
+                        poison(batches * m * m, result, &device);
+                        let transposed = a.clone().swap_dims(1, 2);
+                        // Nobody else holds it: the result may take its memory.
+                        let (c, _) = tensor(&both, [1, m, m], dtype, &device);
+                        values(&matmul_add(a.clone(), transposed, c, options).unwrap())
+                    });
+                    for (family, y) in made {
+                        let what = format!("{batches}×{m}×{k} {dtype:?} on {family} of {device:?}");
+                        assert_near(&y, &expected, result, 1, &what);
+                        for matrix in y.chunks(m * m) {
+                            assert!(matrix == turned(matrix, m, m), "not symmetric: {what}");
+                        }
                     }
                 }
             }

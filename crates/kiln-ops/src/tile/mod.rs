@@ -20,6 +20,8 @@ mod problem;
 mod product;
 mod simt;
 mod split_k;
+#[cfg(test)]
+mod tests;
 pub(crate) mod view;
 
 pub(crate) use cuda::dual;

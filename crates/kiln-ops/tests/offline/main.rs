@@ -61,7 +61,9 @@ fn every_kernel_compiles_as_recorded() {
         let wanted = |name: &str| only.is_empty() || name.contains(&only);
         for call in calls::all(&client).into_iter().filter(|call| wanted(&call.name)) {
             for source in server::compiled(&client, call.run) {
-                let kernel = source.kernel.rsplit("::").nth(1).unwrap_or(source.kernel);
+                // module::kernel::Kernel<generics>
+                let path = source.kernel.split('<').next().unwrap_or(source.kernel);
+                let kernel = path.rsplit("::").nth(1).unwrap_or(path);
                 let mut name = format!("sm_{capability} {} {kernel}", call.name);
                 while kernels.iter().any(|k: &Kernel| k.name == name) {
                     name += "'";

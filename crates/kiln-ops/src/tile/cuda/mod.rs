@@ -11,6 +11,8 @@ mod producer;
 pub(crate) mod ptx;
 mod schedule;
 mod store;
+#[cfg(test)]
+mod tests;
 mod wgmma;
 
 pub(crate) use dual::Dual;

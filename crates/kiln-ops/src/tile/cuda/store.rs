@@ -56,8 +56,11 @@ impl Stored {
                     let (lines, e) = (i / 4 * 1024, i % 4);
                     format!("@p st.shared.f32 [s{e}+{lines}], %{};\n", 32 * (c / 2) + i)
                 };
-                // The rows of two of the four warps.
-                let warps = format!("shr.u32 r0, w, 1; setp.eq.u32 p, r0, {};\n", c % 2);
+                // The rows of two of the four warps of a warpgroup, which begins at a multiple of 128 units.
+                let warps = format!(
+                    "mov.u32 r0, %%tid.x; bfe.u32 r0, r0, 6, 1; setp.eq.u32 p, r0, {};\n",
+                    c % 2
+                );
                 warps + &(0..32).map(element).collect::<String>()
             }
         }
@@ -67,8 +70,6 @@ impl Stored {
 /// Where a unit stores its parts of a chunk, and of a transposed one.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ChunkAddresses {
-    /// The unit's warp.
-    warp: u32,
     s0: u32,
     s1: u32,
     s2: u32,
@@ -83,7 +84,6 @@ pub(crate) struct ChunkAddresses {
 #[cube]
 pub(crate) fn chunk_addresses(base: u32, unit: u32, #[comptime] stored: Stored) -> ChunkAddresses {
     ChunkAddresses {
-        warp: unit / 32,
         s0: chunk_address(base, unit, 0u32, stored, false),
         s1: chunk_address(base, unit, 1u32, stored, false),
         s2: chunk_address(base, unit, 2u32, stored, false),
@@ -140,11 +140,10 @@ pub(crate) fn store_chunk<N: Size>(
         (places.s0, places.s1, places.s2, places.s3)
     };
     gpu_asm!(
-        "{{ .reg .b32 r<4>, s<4>, w; .reg .pred p; // {acc}",
+        "{{ .reg .b32 r<4>, s<4>; .reg .pred p; // {acc}",
         "add.u32 s0, {s0}, {o}; add.u32 s1, {s1}, {o}; add.u32 s2, {s2}, {o}; add.u32 s3, {s3}, {o};",
-        "mov.u32 w, {w};",
         "{body} }}",
         acc = in(_) sums, s0 = in(_) s0, s1 = in(_) s1, s2 = in(_) s2, s3 = in(_) s3,
-        w = in(_) places.warp, o = const offset, body = const stored.chunk(chunk, transposed)
+        o = const offset, body = const stored.chunk(chunk, transposed)
     );
 }

@@ -29,6 +29,7 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
     #[comptime] product: MmaProduct,
 ) {
     let across = comptime!(2 * product.fragments_n());
+    let width = V::value();
     let row0 = tile.row * comptime!(ROWS as u32) + lanes.row;
     let col0 = tile.col * comptime!(product.n as u32) + lanes.col;
     let mut alpha = finish.alpha;
@@ -41,7 +42,8 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
         for j in 0..across {
             let fragment = sums[comptime!(i * across + j)];
             #[unroll]
-            for first in range_stepped(0usize, 4usize, comptime!(V::value())) {
+            for part in 0..comptime!(4 / width) {
+                let first = comptime!(part * width);
                 let row = row0 + comptime!(16 * i as u32 + offset(first).0);
                 let col = col0 + comptime!(8 * j as u32 + offset(first).1);
                 store_neighbours::<C, O, V>(
@@ -67,12 +69,13 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
     #[comptime] product: MmaProduct,
 ) {
     let symmetric = comptime!(product.scheduler.symmetric);
+    let width = V::value();
     if row < finish.m && col < finish.n && (comptime!(!symmetric) || col <= row) {
         let mut neighbours = Vector::<f32, V>::empty();
         let addend = &finish.addend;
         let c_row = matrix as usize * addend.batch_stride + row as usize * addend.row;
         #[unroll]
-        for e in 0..V::value() {
+        for e in 0..width {
             let mut x = fragment.extract(comptime!(first + e));
             let col = col + comptime!(e as u32);
             if comptime!(product.linear.scaled) {
@@ -89,10 +92,10 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
         let base = matrix as usize * (finish.m as usize * finish.pitch);
         // Of an odd width the second one is in the row's padding.
         let at = base + row as usize * finish.pitch + col as usize;
-        out[at / V::value()] = Vector::cast_from(neighbours);
+        out[at / width] = Vector::cast_from(neighbours);
         if comptime!(symmetric) {
             let mirrored = base + col as usize * finish.pitch + row as usize;
-            out[mirrored / V::value()] = Vector::cast_from(neighbours);
+            out[mirrored / width] = Vector::cast_from(neighbours);
         }
     }
 }
