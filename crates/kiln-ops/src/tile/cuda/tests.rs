@@ -95,10 +95,12 @@ fn chained_kernel<E: Float>(
             rows[0] = largest;
             rows[1] = rows[1] * factors + row_sum::<Const<32>>(scores[0]);
             total[0] = scale_rows::<Const<32>>(total[0], factors);
-            let weights = operand::<Const<32>>(scores[0], 0usize, float);
+            // An element of an array is passed by value.
+            let mut weights = Array::<Vector<u32, Const<16>>>::new(1usize);
+            weights[0] = operand::<Const<32>>(scores[0], 0usize, float);
             c_ring.wait(state.stage, state.phase);
             let c_desc = descriptor(c_base + state.stage * BLOCK, 512u32);
-            total[0] = wgmma_issue_registers::<Const<32>>(total[0], weights, c_desc, values_op);
+            total[0] = wgmma_issue_registers::<Const<32>>(total[0], weights[0], c_desc, values_op);
             wgmma_commit();
             total[0] = wgmma_wait::<Const<32>>(total[0], 0u32, values_op);
             if UNIT_POS == 0u32 {

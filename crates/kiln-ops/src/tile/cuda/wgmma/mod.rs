@@ -62,16 +62,7 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
     }
     let (a, b, float) = (p.a.order, p.b.order, Float16::of(p.a.tensor.dtype));
     let store = store(p, split, target.dtype);
-    let product = WgmmaProduct {
-        tile,
-        float,
-        a,
-        b,
-        store,
-        scheduler,
-        dual,
-        ahead: std::env::var_os("KILN_AHEAD").is_some(),
-    };
+    let product = WgmmaProduct { tile, float, a, b, store, scheduler, dual };
     let places = match p.symmetric {
         true => order::symmetric_tiles(p.m, columns),
         false => tiles_m * tiles_n * splits,

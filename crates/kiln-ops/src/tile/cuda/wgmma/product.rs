@@ -75,8 +75,6 @@ pub(crate) struct WgmmaProduct {
     pub(crate) store: WgmmaStore,
     pub(crate) scheduler: Scheduler,
     pub(crate) dual: Dual,
-    /// One product stays under way while the next is issued.
-    pub(crate) ahead: bool,
 }
 
 impl WgmmaProduct {
