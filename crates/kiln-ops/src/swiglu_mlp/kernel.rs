@@ -1,0 +1,153 @@
+//! What the MLP launches: products and gates.
+//!
+//! Where wgmma runs, both products of the input are one launch that leaves the gated product too, and
+//! the backward sums dx over both in one. Elsewhere they are products and gates of their own. What
+//! the gate makes of the products is not kept but made again in the backward, by the kernel that reads
+//! them anyway, in the memory of its own gradient.
+
+use crate::launch;
+use crate::swiglu::kernel::{self as gates, Gradients};
+use crate::tile::{self, Family, Product};
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::zspace::metadata::Metadata;
+
+const OP: &str = "swiglu_mlp";
+
+/// The input and the weights.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Mlp<B: Backend> {
+    /// A matrix.
+    pub x: FloatTensor<B>,
+    /// Of the gate.
+    pub w_gate: FloatTensor<B>,
+    /// Of what is gated.
+    pub w_up: FloatTensor<B>,
+    /// Of the result.
+    pub w_down: FloatTensor<B>,
+    /// The kernels that products run on.
+    pub family: Option<Family>,
+}
+
+/// What the gradients are made of.
+#[derive(Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// The gradient of y.
+    pub dy: FloatTensor<B>,
+    /// The input and the weights.
+    #[extension_type]
+    pub of: Mlp<B>,
+    /// x·w_gate.
+    pub gate: FloatTensor<B>,
+    /// x·w_up.
+    pub up: FloatTensor<B>,
+    /// Whether somebody needs dx, dw_gate, dw_up and dw_down.
+    pub wanted: [bool; 4],
+}
+
+impl Mlp<CubeBackend> {
+    /// Whether both products of the input can be one launch.
+    fn pairs(&self) -> bool {
+        let [rows, width] = [self.x.meta.shape()[0], self.x.meta.shape()[1]];
+        let sizes = rows > 0 && width > 1 && self.w_gate.meta.shape()[1] > 1;
+        cfg!(feature = "cuda") && sizes && tile::pairs(self.family, &self.x)
+    }
+}
+
+/// A product on these kernels.
+fn product(family: Option<Family>, a: CubeTensor, b: CubeTensor, dtype: DType) -> Product {
+    Product { family, ..Product::new(OP, a, b, dtype) }
+}
+
+/// Matrix `i` of a stack, in its memory.
+fn matrix(stack: &CubeTensor, i: usize) -> CubeTensor {
+    let mut matrix = launch::part(stack, i, 1);
+    let (shape, strides) = (stack.meta.shape(), stack.meta.strides());
+    *matrix.meta = Metadata::new(Shape::new([shape[1], shape[2]]), vec![strides[1], strides[2]]);
+    matrix
+}
+
+/// y, and x·w_gate and x·w_up if `keep`.
+pub(super) fn forward(of: Mlp<CubeBackend>, keep: bool) -> (CubeTensor, Option<[CubeTensor; 2]>) {
+    let (products, hidden) = hidden(&of, keep);
+    (product(of.family, hidden, of.w_down, of.x.dtype).run(), products)
+}
+
+/// x·w_gate and x·w_up if `keep`, and what the gate makes of them.
+fn hidden(of: &Mlp<CubeBackend>, keep: bool) -> (Option<[CubeTensor; 2]>, CubeTensor) {
+    let weights = [of.w_gate.clone(), of.w_up.clone()];
+    #[cfg(feature = "cuda")]
+    if of.pairs() {
+        let (products, hidden) = tile::gate(OP, of.x.clone(), weights, keep);
+        return (products.map(|stack| [0, 1].map(|i| matrix(&stack, i))), hidden);
+    }
+    let [gate, up] = weights.map(|w| product(of.family, of.x.clone(), w, of.x.dtype).run());
+    let hidden = gates::forward(OP, gate.clone(), up.clone());
+    (keep.then_some([gate, up]), hidden)
+}
+
+/// dx, dw_gate, dw_up and dw_down, those that are wanted.
+pub(super) fn backward(request: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
+    let Backward { dy, of, gate, up, wanted: [of_x, of_gate, of_up, of_down] } = request;
+    let paired = of.pairs();
+    let Mlp { x, w_gate, w_up, w_down, family } = of;
+    let dtype = x.dtype;
+    let product = |a, b, dtype| product(family, a, b, dtype);
+    let shape = gate.meta.shape().clone();
+    let [rows, inner] = [shape[0], shape[1]];
+    let output = |name, shape| launch::output(&x, OP, name, shape, dtype);
+
+    // Both in one stack for the products that take them as a pair.
+    let stack = (paired && (of_x || (of_gate && of_up)))
+        .then(|| output("grad.products", Shape::new([2, rows, inner])));
+    let single = |i: usize, wanted: bool, name| match &stack {
+        Some(stack) => Some(matrix(stack, i)),
+        None => wanted.then(|| output(name, shape.clone())),
+    };
+    let dgate = single(0, of_x || of_gate, "grad.gate");
+    let dup = single(1, of_x || of_up, "grad.up");
+    let hidden = if of_x || of_gate || of_up {
+        let dhidden = product(dy.clone(), launch::transposed(w_down), dtype).run();
+        let hidden = of_down.then(|| match launch::reusable(&dhidden) {
+            true => dhidden.clone(),
+            false => output("hidden", shape.clone()),
+        });
+        let into = Gradients { gate: dgate.clone(), up: dup.clone(), y: hidden.clone() };
+        gates::backward_into([dhidden, gate, up], into);
+        hidden
+    } else {
+        of_down.then(|| gates::forward(OP, gate, up))
+    };
+
+    let dw_down = hidden.map(|hidden| product(launch::transposed(hidden), dy, dtype).run());
+    let [dw_gate, dw_up] = match &stack {
+        Some(stack) if of_gate && of_up => {
+            let mut left = launch::transposed(x.clone());
+            let (shape, strides) = (left.meta.shape(), left.meta.strides());
+            *left.meta =
+                Metadata::new(Shape::new([1, shape[0], shape[1]]), vec![0, strides[0], strides[1]]);
+            let both = product(left, stack.clone(), dtype).run();
+            [0, 1].map(|i| Some(matrix(&both, i)))
+        }
+        _ => [(of_gate, &dgate), (of_up, &dup)].map(|(wanted, d)| {
+            let d = d.clone().filter(|_| wanted)?;
+            Some(product(launch::transposed(x.clone()), d, dtype).run())
+        }),
+    };
+    let weights = [w_gate, w_up].map(launch::transposed);
+    let dx = of_x.then(|| {
+        #[cfg(feature = "cuda")]
+        if let Some(stack) = stack {
+            return tile::sum(OP, "grad.x", stack, weights);
+        }
+        let [w_gate, w_up] = weights;
+        let (dgate, dup) = dgate.zip(dup).expect("both are made for dx");
+        let first = product(dgate, w_gate, DType::F32).run();
+        product(dup, w_up, dtype).accumulate(first, 1.0).run()
+    });
+    [dx, dw_gate, dw_up, dw_down]
+}
