@@ -15,12 +15,12 @@ use burn_cubecl::CubeBackend;
 #[backend_extension(Cube, Fusion, Autodiff)]
 pub trait SwiGluMlpOps: Backend {
     /// y; if `keep`, x·w_gate and x·w_up, which a backward needs and under autodiff keeps for itself.
-    #[fusion(meta = |of, keep| {
-        let product = TensorSpec::new(tile::shape(&of.x.shape, &of.w_gate.shape), of.x.dtype);
-        (of.x.clone(), maybe(*keep, &product), maybe(*keep, &product))
+    #[fusion(meta = |mlp, keep| {
+        let product = TensorSpec::new(tile::shape(&mlp.x.shape, &mlp.w_gate.shape), mlp.x.dtype);
+        (mlp.x.clone(), maybe(*keep, &product), maybe(*keep, &product))
     })]
     fn swiglu_mlp(
-        #[extension_type] of: Mlp<Self>,
+        #[extension_type] mlp: Mlp<Self>,
         keep: bool,
     ) -> (FloatTensor<Self>, Maybe<Self>, Maybe<Self>);
 }
@@ -29,19 +29,18 @@ pub trait SwiGluMlpOps: Backend {
 #[backend_extension(Cube, Fusion)]
 pub trait SwiGluMlpGradOps: Backend {
     /// dx, dw_gate, dw_up and dw_down.
-    #[fusion(meta = |from| {
-        let [x, gate, up, down] = from.wanted;
-        let of = &from.of;
-        (maybe(x, &of.x), maybe(gate, &of.w_gate), maybe(up, &of.w_up), maybe(down, &of.w_down))
+    #[fusion(meta = |of| {
+        let ([x, gate, up, down], mlp) = (of.wanted, &of.mlp);
+        (maybe(x, &mlp.x), maybe(gate, &mlp.w_gate), maybe(up, &mlp.w_up), maybe(down, &mlp.w_down))
     })]
     fn swiglu_mlp_backward(
-        #[extension_type] from: Backward<Self>,
+        #[extension_type] of: Backward<Self>,
     ) -> (Maybe<Self>, Maybe<Self>, Maybe<Self>, Maybe<Self>);
 }
 
 impl SwiGluMlpOps for CubeBackend {
-    fn swiglu_mlp(of: Mlp<Self>, keep: bool) -> (FloatTensor<Self>, Maybe<Self>, Maybe<Self>) {
-        let (y, products) = kernel::forward(of, keep);
+    fn swiglu_mlp(mlp: Mlp<Self>, keep: bool) -> (FloatTensor<Self>, Maybe<Self>, Maybe<Self>) {
+        let (y, products) = kernel::forward(mlp, keep);
         let (gate, up) = products.map(|[gate, up]| (gate, up)).unzip();
         (y, gate.into(), up.into())
     }
@@ -49,38 +48,31 @@ impl SwiGluMlpOps for CubeBackend {
 
 impl SwiGluMlpGradOps for CubeBackend {
     fn swiglu_mlp_backward(
-        from: Backward<Self>,
+        of: Backward<Self>,
     ) -> (Maybe<Self>, Maybe<Self>, Maybe<Self>, Maybe<Self>) {
-        kernel::backward(from).map(Maybe::from).into()
+        kernel::backward(of).map(Maybe::from).into()
     }
 }
 
 impl<B: SwiGluMlpOps + SwiGluMlpGradOps, C: CheckpointStrategy> SwiGluMlpOps for Autodiff<B, C> {
-    fn swiglu_mlp(of: Mlp<Self>, _keep: bool) -> (FloatTensor<Self>, Maybe<Self>, Maybe<Self>) {
-        let Mlp { x, w_gate, w_up, w_down, family } = of;
-        let mlp = move |[x, w_gate, w_up, w_down]: [FloatTensor<B>; 4]| Mlp::<B> {
-            x,
-            w_gate,
-            w_up,
-            w_down,
-            family,
-        };
+    fn swiglu_mlp(mlp: Mlp<Self>, _keep: bool) -> (FloatTensor<Self>, Maybe<Self>, Maybe<Self>) {
+        let Mlp { x, w_gate, w_up, w_down, family } = mlp;
         let inputs = [x, w_gate, w_up, w_down];
         let y = Graph::<C>::output(inputs, [0, 1, 2, 3], |inputs, wanted| {
-            let (y, gate, up) = B::swiglu_mlp(mlp(inputs), wanted.contains(&true));
+            let (y, gate, up) = B::swiglu_mlp(Mlp::new(inputs, family), wanted.contains(&true));
             (y, move |dy, inputs| {
                 let [gate, up] = [gate, up].map(|kept| kept.expect("the forward kept it"));
-                B::swiglu_mlp_backward(Backward { dy, of: mlp(inputs), gate, up, wanted }).into()
+                let mlp = Mlp::new(inputs, family);
+                B::swiglu_mlp_backward(Backward { dy, mlp, gate, up, wanted }).into()
             })
         });
         (y, Maybe::None, Maybe::None)
     }
 }
 
-/// The input and the weights, on the kernels that this thread has forced.
-fn mlp([x, w_gate, w_up, w_down]: [Tensor<2>; 4]) -> Mlp<Dispatch> {
-    let [x, w_gate, w_up, w_down] = [x, w_gate, w_up, w_down].map(Tensor::into_dispatch);
-    Mlp { x, w_gate, w_up, w_down, family: tile::forced() }
+/// x, w_gate, w_up and w_down, on the kernels that this thread has forced.
+fn mlp(of: [Tensor<2>; 4]) -> Mlp<Dispatch> {
+    Mlp::new(of.map(Tensor::into_dispatch), tile::forced())
 }
 
 /// x·w_gate and x·w_up of x and the weights, as the forward keeps them, past autodiff and without
@@ -94,9 +86,9 @@ pub fn products(of: [Tensor<2>; 4]) -> [Tensor<2>; 2] {
 /// keeps, past autodiff and without checks.
 pub fn backward(dy: Tensor<2>, of: [Tensor<2>; 4], products: [Tensor<2>; 2]) -> [Tensor<2>; 4] {
     let [gate, up] = products.map(Tensor::into_dispatch);
-    let (dy, of, wanted) = (dy.into_dispatch(), mlp(of), [true; 4]);
+    let (dy, mlp, wanted) = (dy.into_dispatch(), mlp(of), [true; 4]);
     let gradients: [_; 4] =
-        Dispatch::swiglu_mlp_backward(Backward { dy, of, gate, up, wanted }).into();
+        Dispatch::swiglu_mlp_backward(Backward { dy, mlp, gate, up, wanted }).into();
     gradients.map(Maybe::tensor)
 }
 

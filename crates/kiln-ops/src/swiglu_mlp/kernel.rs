@@ -40,13 +40,21 @@ pub struct Backward<B: Backend> {
     pub dy: FloatTensor<B>,
     /// The input and the weights.
     #[extension_type]
-    pub of: Mlp<B>,
+    pub mlp: Mlp<B>,
     /// x·w_gate.
     pub gate: FloatTensor<B>,
     /// x·w_up.
     pub up: FloatTensor<B>,
     /// Whether somebody needs dx, dw_gate, dw_up and dw_down.
     pub wanted: [bool; 4],
+}
+
+impl<B: Backend> Mlp<B> {
+    /// Of x, w_gate, w_up and w_down.
+    pub fn new(inputs: [FloatTensor<B>; 4], family: Option<Family>) -> Self {
+        let [x, w_gate, w_up, w_down] = inputs;
+        Self { x, w_gate, w_up, w_down, family }
+    }
 }
 
 impl Mlp<CubeBackend> {
@@ -72,29 +80,29 @@ fn matrix(stack: &CubeTensor, i: usize) -> CubeTensor {
 }
 
 /// y, and x·w_gate and x·w_up if `keep`.
-pub(super) fn forward(of: Mlp<CubeBackend>, keep: bool) -> (CubeTensor, Option<[CubeTensor; 2]>) {
-    let (products, hidden) = hidden(&of, keep);
-    (product(of.family, hidden, of.w_down, of.x.dtype).run(), products)
+pub(super) fn forward(mlp: Mlp<CubeBackend>, keep: bool) -> (CubeTensor, Option<[CubeTensor; 2]>) {
+    let (products, hidden) = hidden(&mlp, keep);
+    (product(mlp.family, hidden, mlp.w_down, mlp.x.dtype).run(), products)
 }
 
 /// x·w_gate and x·w_up if `keep`, and what the gate makes of them.
-fn hidden(of: &Mlp<CubeBackend>, keep: bool) -> (Option<[CubeTensor; 2]>, CubeTensor) {
-    let weights = [of.w_gate.clone(), of.w_up.clone()];
+fn hidden(mlp: &Mlp<CubeBackend>, keep: bool) -> (Option<[CubeTensor; 2]>, CubeTensor) {
+    let weights = [mlp.w_gate.clone(), mlp.w_up.clone()];
     #[cfg(feature = "cuda")]
-    if of.pairs() {
-        let (products, hidden) = tile::gate(OP, of.x.clone(), weights, keep);
+    if mlp.pairs() {
+        let (products, hidden) = tile::gate(OP, mlp.x.clone(), weights, keep);
         return (products.map(|stack| [0, 1].map(|i| matrix(&stack, i))), hidden);
     }
-    let [gate, up] = weights.map(|w| product(of.family, of.x.clone(), w, of.x.dtype).run());
+    let [gate, up] = weights.map(|w| product(mlp.family, mlp.x.clone(), w, mlp.x.dtype).run());
     let hidden = gates::forward(OP, gate.clone(), up.clone());
     (keep.then_some([gate, up]), hidden)
 }
 
 /// dx, dw_gate, dw_up and dw_down, those that are wanted.
 pub(super) fn backward(request: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
-    let Backward { dy, of, gate, up, wanted: [of_x, of_gate, of_up, of_down] } = request;
-    let paired = of.pairs();
-    let Mlp { x, w_gate, w_up, w_down, family } = of;
+    let Backward { dy, mlp, gate, up, wanted: [of_x, of_gate, of_up, of_down] } = request;
+    let paired = mlp.pairs();
+    let Mlp { x, w_gate, w_up, w_down, family } = mlp;
     let dtype = x.dtype;
     let product = |a, b, dtype| product(family, a, b, dtype);
     let shape = gate.meta.shape().clone();

@@ -253,10 +253,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             };
             let down = || tensor(client, [inner, width], dtype);
             let name = format!("{name} {order} {rows}x{width}x{inner}");
-            let mlp = || {
-                let (x, w_gate, w_up, w_down) = (x(), weight(), weight(), down());
-                Mlp { x, w_gate, w_up, w_down, family: None }
-            };
+            let mlp = || Mlp::new([x(), weight(), weight(), down()], None);
             for (kept, keep) in [("", false), (" kept", true)] {
                 let of = mlp();
                 calls.push(Call {
@@ -264,11 +261,11 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                     run: Box::new(move || drop(CubeBackend::swiglu_mlp(of, keep))),
                 });
             }
-            let (dy, of, gate, up) = (x(), mlp(), product(), product());
-            let from = swiglu_mlp::Backward { dy, of, gate, up, wanted: [true; 4] };
+            let (dy, mlp, gate, up) = (x(), mlp(), product(), product());
+            let of = swiglu_mlp::Backward { dy, mlp, gate, up, wanted: [true; 4] };
             calls.push(Call {
                 name: format!("swiglu_mlp.grad {name}"),
-                run: Box::new(move || drop(CubeBackend::swiglu_mlp_backward(from))),
+                run: Box::new(move || drop(CubeBackend::swiglu_mlp_backward(of))),
             });
         }
     }
