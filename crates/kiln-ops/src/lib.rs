@@ -21,7 +21,7 @@
 //! ```
 
 #[cfg(feature = "cube")]
-pub(crate) mod autodiff;
+pub mod autodiff;
 mod check;
 pub mod device;
 mod error;

@@ -71,8 +71,7 @@ impl Operator for Row {
 
     #[cfg(feature = "cube")]
     fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
-        let [x, gate, up, down] = [0, 1, 2, 3].map(|i| call.rows(i));
-        kiln_ops::swiglu_mlp::backend::products(x, gate, up, down).into()
+        kiln_ops::swiglu_mlp::backend::products([0, 1, 2, 3].map(|i| call.rows(i))).into()
     }
 
     #[cfg(feature = "cube")]

@@ -16,7 +16,8 @@ pub mod oracle;
 pub mod reference;
 
 use crate::check::Check;
-use crate::{OpError, policy, rms_norm};
+use crate::policy::{self, Choice};
+use crate::{OpError, rms_norm};
 use burn::tensor::Tensor;
 
 /// Adds `residual` to `x` and normalises the sum: returns `(sum, y)`.
@@ -46,16 +47,9 @@ pub fn add_rms_norm<const D: usize>(
     check.shape("residual", &residual.dims(), residual.dims() == shape, format!("{shape:?}"))?;
     check.dtype("residual", &residual, &[x.dtype()])?;
     check.device("residual", &residual.device(), &x.device())?;
-    let call = policy::Call {
-        op: OP,
-        elements: x.shape().num_elements(),
-        dtype: x.dtype(),
-        device: &x.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(x, residual, weight, eps));
-    }
-    Ok(reference::add_rms_norm(x, residual, weight, eps))
+        Choice::Fused => backend::fused(x, residual, weight, eps),
+        Choice::Reference => reference::add_rms_norm(x, residual, weight, eps),
+    })
 }

@@ -73,13 +73,6 @@ pub fn attention(
     }
     let scale = options.scale_for(width);
     check.number("scale", scale, true, "a finite number")?;
-    let call = policy::Call {
-        op: OP,
-        elements: q.shape().num_elements(),
-        dtype,
-        device: &q.device(),
-        has_kernel: false,
-    };
-    policy::fused(&call)?;
+    policy::reference_only(OP, &q)?;
     Ok(reference::attention(q, k, v, options))
 }

@@ -6,6 +6,9 @@ use super::kernel::{Plan, scalar};
 use crate::exponential::{exponential, unit_of_shifts};
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -115,15 +118,29 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
     }
 }
 
+/// What the gradient is made of.
+#[derive(Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// Operator, for the audit.
+    pub op: &'static str,
+    /// The gradient of the loss.
+    pub dloss: FloatTensor<B>,
+    /// The logits.
+    pub logits: FloatTensor<B>,
+    /// The targets, i32 or i64.
+    pub targets: IntTensor<B>,
+    /// The log-sum-exp of each row.
+    pub lse: FloatTensor<B>,
+    /// One over the number of targets that count.
+    pub scale: FloatTensor<B>,
+    /// Options.
+    pub options: CrossEntropyOptions,
+}
+
 /// The gradient of the logits, contiguous.
-pub(crate) fn backward(
-    op: &'static str,
-    dloss: CubeTensor,
-    logits: CubeTensor,
-    targets: CubeTensor,
-    [lse, scale]: [CubeTensor; 2],
-    options: &CrossEntropyOptions,
-) -> CubeTensor {
+pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
+    let Backward { op, dloss, logits, targets, lse, scale, options } = request;
     // Every element is read and written by one unit: over the logits where nobody needs them again.
     let dlogits = if launch::reusable(&logits) {
         logits.clone()
@@ -135,7 +152,7 @@ pub(crate) fn backward(
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
     let size = launch::vector_size(&client, dtypes[0], &[&logits]);
     let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), options);
+    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
     // SAFETY: as forward; rows of dlogits are `vectors` apart.
     unsafe {
         backward_kernel::launch_unchecked(

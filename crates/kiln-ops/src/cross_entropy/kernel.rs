@@ -11,7 +11,10 @@ use crate::exponential::{exponential, factor, has_ptx, unit_of_shifts};
 use crate::launch::{self, Rows};
 use crate::reduce::{RowPlan, RowUnits, row_max, row_sums, vector_max, vector_sum};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
 use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -257,14 +260,24 @@ pub(super) fn scalar(value: i64, dtype: DType) -> InputScalar {
     InputScalar::new(value, dtype_to_elem_type(dtype))
 }
 
+/// What the loss is taken of.
+#[derive(Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Forward<B: Backend> {
+    /// Operator, for the audit.
+    pub op: &'static str,
+    /// The logits.
+    pub logits: FloatTensor<B>,
+    /// The targets, i32 or i64.
+    pub targets: IntTensor<B>,
+    /// Options.
+    pub options: CrossEntropyOptions,
+}
+
 /// The loss, and what the backward needs: the log-sum-exp of each row and one over the number of
 /// targets that count, all in f32.
-pub(crate) fn forward(
-    op: &'static str,
-    logits: CubeTensor,
-    targets: CubeTensor,
-    options: &CrossEntropyOptions,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
+pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let Forward { op, logits, targets, options } = request;
     let output = |name: &'static str, size: usize| {
         launch::output(&logits, op, name, Shape::new([size]), DType::F32)
     };
@@ -276,7 +289,7 @@ pub(crate) fn forward(
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
     let size = launch::vector_size(&client, dtypes[0], &[&logits]);
     let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), options);
+    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
     let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
     // SAFETY: every index is below rows · stride of the logits or below rows; a target is checked
     // against the classes before it becomes an index.

@@ -23,8 +23,9 @@ pub(crate) mod kernel;
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::{Int, Tensor};
 
 const OP: &str = "cross_entropy";
@@ -68,7 +69,7 @@ pub fn cross_entropy(
     options: CrossEntropyOptions,
 ) -> Result<Tensor<1>, OpError> {
     let check = Check(OP);
-    let dtype = check.float("logits", &logits)?;
+    check.float("logits", &logits)?;
     let [rows, classes] = logits.dims();
     check.shape(
         "logits",
@@ -80,18 +81,11 @@ pub fn cross_entropy(
     check.device("targets", &targets.device(), &logits.device())?;
     check_options(OP, options)?;
     check_targets(OP, &targets, classes, options)?;
-    let call = policy::Call {
-        op: OP,
-        elements: rows * classes,
-        dtype,
-        device: &logits.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, rows * classes, &logits)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(logits, targets, options));
-    }
-    Ok(reference::cross_entropy(logits, targets, &options))
+        Choice::Fused => backend::fused(logits, targets, options),
+        Choice::Reference => reference::cross_entropy(logits, targets, &options),
+    })
 }
 
 /// Refuses a smoothing or a weight that is out of range.

@@ -9,13 +9,16 @@
 
 #[cfg(feature = "cube")]
 pub mod backend;
+#[cfg(feature = "cube")]
+mod chunks;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
 use crate::cross_entropy::{CrossEntropyOptions, check_options, check_targets};
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::{Int, Tensor};
 
 /// Mean of logsumexp(x·weight) − (x·weight)\[target\].
@@ -49,16 +52,9 @@ pub fn linear_cross_entropy(
     check.device("targets", &targets.device(), &x.device())?;
     check_options(OP, options)?;
     check_targets(OP, &targets, classes, options)?;
-    let call = policy::Call {
-        op: OP,
-        elements: rows * classes,
-        dtype,
-        device: &x.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, rows * classes, &x)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(x, weight, targets, options));
-    }
-    Ok(reference::linear_cross_entropy(x, weight, targets, &options))
+        Choice::Fused => backend::fused(x, weight, targets, options),
+        Choice::Reference => reference::linear_cross_entropy(x, weight, targets, &options),
+    })
 }

@@ -14,14 +14,17 @@
 
 #[cfg(feature = "cube")]
 pub mod backend;
+#[cfg(feature = "cube")]
+mod gradient;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
 
 pub use crate::precision::F32Precision;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::{DType, Tensor};
 
 const OP: &str = "matmul";
@@ -161,16 +164,9 @@ fn run<const D: usize>(
     c: Option<Tensor<D>>,
     options: MatmulOptions,
 ) -> Result<Tensor<D>, OpError> {
-    let call = policy::Call {
-        op: OP,
-        elements: a.shape().num_elements().max(b.shape().num_elements()),
-        dtype: a.dtype(),
-        device: &a.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, a.shape().num_elements().max(b.shape().num_elements()), &a)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(a, b, c, options));
-    }
-    Ok(reference::matmul(a, b, c, options))
+        Choice::Fused => backend::fused(a, b, c, options),
+        Choice::Reference => reference::matmul(a, b, c, options),
+    })
 }

@@ -11,7 +11,7 @@ pub use table::{Measured, Table};
 
 use crate::OpError;
 use burn::backend::DispatchDevice;
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -126,6 +126,39 @@ pub fn fused(call: &Call<'_>) -> Result<bool, OpError> {
             Ok(measured.is_none_or(|m| m.faster() == Implementation::Fused))
         }
     }
+}
+
+/// What an operator calls.
+pub(crate) enum Choice {
+    /// Its kernel.
+    #[cfg(feature = "cube")]
+    Fused,
+    /// Its reference.
+    Reference,
+}
+
+/// What an operator with a kernel calls, for inputs of which the largest has so many elements, on the
+/// device and in the element type of `like`.
+pub(crate) fn choose<const D: usize>(
+    op: &'static str,
+    elements: usize,
+    like: &Tensor<D>,
+) -> Result<Choice, OpError> {
+    let (dtype, device) = (like.dtype(), &like.device());
+    Ok(match fused(&Call { op, elements, dtype, device, has_kernel: true })? {
+        #[cfg(feature = "cube")]
+        true => Choice::Fused,
+        _ => Choice::Reference,
+    })
+}
+
+/// Refuses an operator without a kernel where its kernel is asked for.
+pub(crate) fn reference_only<const D: usize>(
+    op: &'static str,
+    like: &Tensor<D>,
+) -> Result<(), OpError> {
+    let (dtype, device) = (like.dtype(), &like.device());
+    fused(&Call { op, elements: 0, dtype, device, has_kernel: false }).map(drop)
 }
 
 fn wish(op: &str) -> Implementation {

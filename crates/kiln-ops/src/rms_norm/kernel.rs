@@ -8,10 +8,13 @@
 //!
 //! Rows too wide for registers are read twice (the second time mostly from L2).
 
+use crate::autodiff::Maybe;
 use crate::launch::{self, Rows};
 use crate::reduce::{RowPlan, column_sum, row_sums, vector_sum};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -145,14 +148,20 @@ fn forward_kernel<E: Float, W: Float, N: Size>(
     }
 }
 
+/// What the norm is taken of.
+pub(crate) struct Forward {
+    /// Operator, for the audit.
+    pub(crate) op: &'static str,
+    pub(crate) x: CubeTensor,
+    /// Added to `x` before.
+    pub(crate) residual: Option<CubeTensor>,
+    pub(crate) weight: CubeTensor,
+    pub(crate) eps: f64,
+}
+
 /// y, and x + residual if there is a residual; contiguous.
-pub(crate) fn forward(
-    op: &'static str,
-    x: CubeTensor,
-    residual: Option<CubeTensor>,
-    weight: CubeTensor,
-    eps: f64,
-) -> (CubeTensor, Option<CubeTensor>) {
+pub(crate) fn forward(request: Forward) -> (CubeTensor, Option<CubeTensor>) {
+    let Forward { op, x, residual, weight, eps } = request;
     let shape = x.meta.shape().clone();
     let y = launch::output(&x, op, "y", shape.clone(), x.dtype);
     let sum = residual.is_some().then(|| launch::output(&x, op, "sum", shape.clone(), x.dtype));
@@ -387,16 +396,32 @@ fn backward_kernel<E: Float, W: Float, N: Size>(
     }
 }
 
+/// What the gradients are made of.
+#[derive(Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// Operator, for the audit.
+    pub op: &'static str,
+    /// The gradient of y.
+    pub dy: FloatTensor<B>,
+    /// What is added to dx.
+    #[extension_type]
+    pub dsum: Maybe<B>,
+    /// What was normalised.
+    pub x: FloatTensor<B>,
+    /// The weight.
+    pub weight: FloatTensor<B>,
+    /// eps.
+    pub eps: f64,
+    /// Whether somebody needs dx and dweight.
+    pub wanted: [bool; 2],
+}
+
 /// dx (plus `dsum`, if it is given) and dweight, those that are wanted; contiguous.
-pub(crate) fn backward(
-    op: &'static str,
-    dy: CubeTensor,
-    dsum: Option<CubeTensor>,
-    x: CubeTensor,
-    weight: CubeTensor,
-    eps: f64,
-    wanted: Wanted,
-) -> (Option<CubeTensor>, Option<CubeTensor>) {
+pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, Option<CubeTensor>) {
+    let Backward { op, dy, dsum, x, weight, eps, wanted: [of_x, of_weight] } = request;
+    let wanted = Wanted { x: of_x, weight: of_weight };
+    let dsum = dsum.option().filter(|_| of_x);
     let shape = x.meta.shape().clone();
     let weight_shape = weight.meta.shape().clone();
     if shape.num_elements() == 0 {

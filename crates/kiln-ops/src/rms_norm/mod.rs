@@ -20,8 +20,9 @@ pub(crate) mod kernel;
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::{DType, Tensor};
 
 /// Normalises the last dimension of `x` by its root mean square and scales it by `weight`.
@@ -43,18 +44,11 @@ pub fn rms_norm<const D: usize>(
     eps: f64,
 ) -> Result<Tensor<D>, OpError> {
     check("rms_norm", &x, &weight, eps)?;
-    let call = policy::Call {
-        op: "rms_norm",
-        elements: x.shape().num_elements(),
-        dtype: x.dtype(),
-        device: &x.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose("rms_norm", x.shape().num_elements(), &x)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(x, weight, eps));
-    }
-    Ok(reference::rms_norm(x, weight, eps))
+        Choice::Fused => backend::fused(x, weight, eps),
+        Choice::Reference => reference::rms_norm(x, weight, eps),
+    })
 }
 
 /// What `rms_norm` and `add_rms_norm` demand of their inputs.

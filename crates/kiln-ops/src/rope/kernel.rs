@@ -6,9 +6,11 @@
 //! strides with its channels side by side; the output is contiguous, in the memory of a contiguous
 //! input that nobody else holds.
 
-use super::backend::Turn;
+use super::RopeLayout;
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -245,15 +247,30 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
+/// The table, and which way to turn.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Rotation<B: Backend> {
+    /// cos of every position and pair.
+    pub cos: FloatTensor<B>,
+    /// sin of every position and pair.
+    pub sin: FloatTensor<B>,
+    /// Which channels form a pair.
+    pub layout: RopeLayout,
+    /// The first position.
+    pub offset: usize,
+    /// Back.
+    pub inverse: bool,
+}
+
 /// `q`, and `k` if there is one, turned; contiguous.
 pub(crate) fn rope(
     op: &'static str,
     q: CubeTensor,
     k: Option<CubeTensor>,
-    cos: CubeTensor,
-    sin: CubeTensor,
-    turn: Turn,
+    rotation: Rotation<CubeBackend>,
 ) -> (CubeTensor, Option<CubeTensor>) {
+    let Rotation { cos, sin, layout, offset, inverse } = rotation;
     // Over the input where nobody needs it again: what a unit writes it alone has read, before.
     let output = |x: &CubeTensor, name: &'static str| match launch::reusable(x) {
         true => x.clone(),
@@ -278,7 +295,7 @@ pub(crate) fn rope(
     let vectors = width / 2 / size;
     let plan = Plan {
         heads: q_heads.max(k_heads).next_power_of_two().min(HEADS),
-        interleaved: turn.interleaved,
+        interleaved: layout == RopeLayout::Interleaved,
         keys: k.is_some(),
     };
     let places = length * vectors;
@@ -329,8 +346,8 @@ pub(crate) fn rope(
             k_head,
             k_time,
             cos.stride / size,
-            turn.offset,
-            if turn.inverse { -1.0 } else { 1.0 },
+            offset,
+            if inverse { -1.0 } else { 1.0 },
             plan,
             dtype,
         );

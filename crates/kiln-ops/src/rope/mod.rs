@@ -20,8 +20,9 @@ pub(crate) mod kernel;
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
@@ -175,19 +176,12 @@ impl RopeTable {
 /// [`OpError`] on a shape, element type or device that does not fit, and where the fused kernel was
 /// asked for on a device that has none.
 pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Result<Tensor<4>, OpError> {
-    let dtype = check("x", &x, table, offset)?;
-    let call = policy::Call {
-        op: OP,
-        elements: x.shape().num_elements(),
-        dtype,
-        device: &x.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    check("x", &x, table, offset)?;
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(x, table, offset));
-    }
-    Ok(reference::rope(x, table, offset))
+        Choice::Fused => backend::fused(x, table, offset),
+        Choice::Reference => reference::rope(x, table, offset),
+    })
 }
 
 /// [`rope`] of queries and keys, in one launch.
@@ -213,18 +207,11 @@ pub fn rope_qk(
     Check(OP).shape("k", &k.dims(), ok, expected)?;
     Check(OP).dtype("k", &k, &[dtype])?;
     Check(OP).device("k", &k.device(), &q.device())?;
-    let call = policy::Call {
-        op: OP,
-        elements: q.shape().num_elements().max(k.shape().num_elements()),
-        dtype,
-        device: &q.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, q.shape().num_elements().max(k.shape().num_elements()), &q)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused_qk(q, k, table, offset));
-    }
-    Ok((reference::rope(q, table, offset), reference::rope(k, table, offset)))
+        Choice::Fused => backend::fused_qk(q, k, table, offset),
+        Choice::Reference => (reference::rope(q, table, offset), reference::rope(k, table, offset)),
+    })
 }
 
 fn check(

@@ -8,6 +8,8 @@
 use crate::exponential::{has_ptx, sigmoid};
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -22,13 +24,13 @@ const BACKWARD_CHUNKS: usize = 1;
 
 /// What a backward launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Wanted {
+struct Wanted {
     /// Make dgate.
-    pub(crate) gate: bool,
+    gate: bool,
     /// Make dup.
-    pub(crate) up: bool,
+    up: bool,
     /// Make y again.
-    pub(crate) y: bool,
+    y: bool,
 }
 
 /// What a backward launch writes: contiguous tensors of the shape of gate.
@@ -211,18 +213,29 @@ pub(crate) fn forward(op: &'static str, gate: CubeTensor, up: CubeTensor) -> Cub
     y
 }
 
+/// What the gradients are made of.
+#[derive(Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// Operator, for the audit.
+    pub op: &'static str,
+    /// The gradient of y.
+    pub dy: FloatTensor<B>,
+    /// The gate.
+    pub gate: FloatTensor<B>,
+    /// What it gates.
+    pub up: FloatTensor<B>,
+    /// Whether somebody needs dgate and dup.
+    pub wanted: [bool; 2],
+}
+
 /// dgate and dup, those that are wanted; contiguous.
-pub(crate) fn backward(
-    op: &'static str,
-    dy: CubeTensor,
-    gate: CubeTensor,
-    up: CubeTensor,
-    wanted: Wanted,
-) -> (Option<CubeTensor>, Option<CubeTensor>) {
+pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, Option<CubeTensor>) {
+    let Backward { op, dy, gate, up, wanted } = request;
     let (shape, dtype) = (gate.meta.shape().clone(), gate.dtype);
     let gradient = |name: &'static str| launch::output(&gate, op, name, shape.clone(), dtype);
-    let dgate = wanted.gate.then(|| gradient("grad.gate"));
-    let dup = wanted.up.then(|| gradient("grad.up"));
+    let dgate = wanted[0].then(|| gradient("grad.gate"));
+    let dup = wanted[1].then(|| gradient("grad.up"));
     let gradients = Gradients { gate: dgate.clone(), up: dup.clone(), y: None };
     backward_into([dy, gate, up], gradients);
     (dgate, dup)

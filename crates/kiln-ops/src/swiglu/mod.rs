@@ -14,8 +14,9 @@ pub(crate) mod kernel;
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::Tensor;
 
 /// silu(gate) · up.
@@ -36,16 +37,9 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D
     check.shape("up", &up.dims(), up.dims() == gate.dims(), format!("{:?}", gate.dims()))?;
     check.dtype("up", &up, &[dtype])?;
     check.device("up", &up.device(), &gate.device())?;
-    let call = policy::Call {
-        op: OP,
-        elements: gate.shape().num_elements(),
-        dtype,
-        device: &gate.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, gate.shape().num_elements(), &gate)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(gate, up));
-    }
-    Ok(reference::swiglu(gate, up))
+        Choice::Fused => backend::fused(gate, up),
+        Choice::Reference => reference::swiglu(gate, up),
+    })
 }

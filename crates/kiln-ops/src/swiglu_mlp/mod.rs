@@ -10,12 +10,15 @@
 
 #[cfg(feature = "cube")]
 pub mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::Tensor;
 
 /// (silu(x · w_gate) · (x · w_up)) · w_down.
@@ -51,16 +54,9 @@ pub fn swiglu_mlp<const D: usize>(
         check.dtype(name, weight, &[dtype])?;
         check.device(name, &weight.device(), &x.device())?;
     }
-    let call = policy::Call {
-        op: OP,
-        elements: x.shape().num_elements(),
-        dtype,
-        device: &x.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(x, w_gate, w_up, w_down));
-    }
-    Ok(reference::swiglu_mlp(x, w_gate, w_up, w_down))
+        Choice::Fused => backend::fused(x, w_gate, w_up, w_down),
+        Choice::Reference => reference::swiglu_mlp(x, w_gate, w_up, w_down),
+    })
 }

@@ -1,14 +1,9 @@
 //! The triangular product as a Burn operation: dispatch, fusion and autodiff.
 
 use super::OP;
-use crate::autodiff::transposed;
+use crate::autodiff::{Graph, transposed};
 use crate::tile::{self, Family, Product, Triangle, Triangles};
-use burn::backend::autodiff::{
-    NodeId,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
@@ -55,42 +50,12 @@ impl TrilMatmulOps for CubeBackend {
     fn tril_matmul(
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
-        triangular: Triangular,
+        Triangular { a_upper, b_upper, family }: Triangular,
     ) -> FloatTensor<Self> {
         let side = |upper: bool| if upper { Triangle::Upper } else { Triangle::Lower };
-        let triangles =
-            Triangles { a: side(triangular.a_upper), b: side(triangular.b_upper), out_lower: true };
+        let triangles = Triangles { a: side(a_upper), b: side(b_upper), out_lower: true };
         let dtype = a.dtype;
-        let product = Product::new(OP, a, b, dtype);
-        Product { triangles, family: triangular.family, ..product }.run()
-    }
-}
-
-#[derive(Debug)]
-struct TrilMatmulBackward;
-
-impl<B: TrilMatmulOps> Backward<B, 2> for TrilMatmulBackward {
-    type State = (NodeId, NodeId, Triangular);
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 2>,
-        grads: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
-        let dy = grads.consume::<B>(&ops.node);
-        let (a, b, triangular) = ops.state;
-        let a = checkpointer.retrieve_node_output(a);
-        let b = checkpointer.retrieve_node_output(b);
-        let [a_node, b_node] = ops.parents;
-        if let Some(node) = a_node {
-            let da = B::tril_matmul(dy.clone(), transposed::<B>(b), triangular.grad_a());
-            grads.register::<B>(node.id, da);
-        }
-        if let Some(node) = b_node {
-            let db = B::tril_matmul(transposed::<B>(a), dy, triangular.grad_b());
-            grads.register::<B>(node.id, db);
-        }
+        Product { triangles, family, ..Product::new(OP, a, b, dtype) }.run()
     }
 }
 
@@ -100,16 +65,14 @@ impl<B: TrilMatmulOps, C: CheckpointStrategy> TrilMatmulOps for Autodiff<B, C> {
         b: FloatTensor<Self>,
         triangular: Triangular,
     ) -> FloatTensor<Self> {
-        match TrilMatmulBackward.prepare::<C>([a.node(), b.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&a), prep.checkpoint(&b), triangular);
-                let y = B::tril_matmul(a.into_primitive(), b.into_primitive(), triangular);
-                prep.finish(state, y)
-            }
-            OpsKind::UnTracked(prep) => {
-                prep.finish(B::tril_matmul(a.into_primitive(), b.into_primitive(), triangular))
-            }
-        }
+        Graph::<C>::output([a, b], [0, 1], |[a, b], [of_a, of_b]| {
+            (B::tril_matmul(a, b, triangular), move |dy: FloatTensor<B>, [a, b]| {
+                let da = || B::tril_matmul(dy.clone(), transposed::<B>(b), triangular.grad_a());
+                let da = of_a.then(da);
+                let db = || B::tril_matmul(transposed::<B>(a), dy, triangular.grad_b());
+                [da.into(), of_b.then(db).into()]
+            })
+        })
     }
 }
 
@@ -120,7 +83,7 @@ pub(crate) fn fused<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
 
 fn run<const D: usize>(a: Tensor<D>, b: Tensor<D>, triangular: Triangular) -> Tensor<D> {
     let (a, b) = (a.into_dispatch(), b.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as TrilMatmulOps>::tril_matmul(a, b, triangular))
+    Tensor::from_dispatch(Dispatch::tril_matmul(a, b, triangular))
 }
 
 /// dA and dB through the kernels, past autodiff and without checks.

@@ -15,8 +15,9 @@ pub mod backend;
 pub mod oracle;
 pub mod reference;
 
+use crate::OpError;
 use crate::check::Check;
-use crate::{OpError, policy};
+use crate::policy::{self, Choice};
 use burn::tensor::Tensor;
 
 const OP: &str = "tril_matmul";
@@ -42,16 +43,9 @@ pub fn tril_matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Result<Tensor<
     check.shape("b", &b.dims(), b.dims() == shape, format!("{shape:?}"))?;
     check.dtype("b", &b, &[dtype])?;
     check.device("b", &b.device(), &a.device())?;
-    let call = policy::Call {
-        op: OP,
-        elements: a.shape().num_elements(),
-        dtype,
-        device: &a.device(),
-        has_kernel: true,
-    };
-    if policy::fused(&call)? {
+    Ok(match policy::choose(OP, a.shape().num_elements(), &a)? {
         #[cfg(feature = "cube")]
-        return Ok(backend::fused(a, b));
-    }
-    Ok(reference::tril_matmul(a, b))
+        Choice::Fused => backend::fused(a, b),
+        Choice::Reference => reference::tril_matmul(a, b),
+    })
 }

@@ -4,16 +4,19 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use kiln_ops::add_rms_norm::backend::{AddRmsNormGradOps, AddRmsNormOps};
+use kiln_ops::add_rms_norm::backend::AddRmsNormOps;
+use kiln_ops::autodiff::Maybe;
 use kiln_ops::cross_entropy::CrossEntropyOptions;
-use kiln_ops::cross_entropy::backend::CrossEntropyPassOps;
+use kiln_ops::cross_entropy::backend::{
+    self as cross_entropy, CrossEntropyGradOps, CrossEntropyOps,
+};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
-use kiln_ops::rms_norm::backend::{RmsNormGradOps, RmsNormOps};
+use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
-use kiln_ops::rope::backend::{RopeOps, Turn};
-use kiln_ops::swiglu::backend::{SwiGluGradOps, SwiGluOps};
-use kiln_ops::swiglu_mlp::backend::{Mlp, SwiGluMlpGradOps, SwiGluMlpOps};
+use kiln_ops::rope::backend::{RopeOps, Rotation};
+use kiln_ops::swiglu::backend::{self as swiglu, SwiGluGradOps, SwiGluOps};
+use kiln_ops::swiglu_mlp::backend::{self as swiglu_mlp, Mlp, SwiGluMlpGradOps, SwiGluMlpOps};
 use kiln_ops::tile::{Family, force};
 use kiln_ops::tril_matmul::backend::{Triangular, TrilMatmulOps};
 
@@ -70,21 +73,18 @@ fn norms(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let (a, w) = (x(), weight());
         call("rms_norm", Box::new(|| drop(CubeBackend::rms_norm(a, w, EPS))));
         let (a, b, w) = (x(), x(), weight());
-        call("rms_norm.grad", Box::new(|| drop(CubeBackend::rms_norm_backward(a, b, w, EPS))));
-        let (a, b, w) = (x(), x(), weight());
-        call("rms_norm.grad.x", Box::new(|| drop(CubeBackend::rms_norm_backward_x(a, b, w, EPS))));
-        let (a, b, w) = (x(), x(), weight());
-        call(
-            "rms_norm.grad.weight",
-            Box::new(|| drop(CubeBackend::rms_norm_backward_weight(a, b, w, EPS))),
-        );
-        let (a, b, w) = (x(), x(), weight());
         call("add_rms_norm", Box::new(|| drop(CubeBackend::add_rms_norm(a, b, w, EPS))));
-        let (a, b, c, w) = (x(), x(), x(), weight());
-        call(
-            "add_rms_norm.grad",
-            Box::new(|| drop(CubeBackend::add_rms_norm_backward(a, b, c, w, EPS))),
-        );
+        for (name, sum, wanted) in [
+            ("rms_norm.grad", false, [true, true]),
+            ("rms_norm.grad.x", false, [true, false]),
+            ("rms_norm.grad.weight", false, [false, true]),
+            ("add_rms_norm.grad", true, [true, true]),
+        ] {
+            let dsum = Maybe::from(sum.then(x));
+            let (op, dy, x, weight) = ("rms_norm", x(), x(), weight());
+            let of = rms_norm::Backward { op, dy, dsum, x, weight, eps: EPS, wanted };
+            call(name, Box::new(|| drop(CubeBackend::rms_norm_backward(of))));
+        }
     }
 }
 
@@ -97,30 +97,32 @@ fn pointwise(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         };
         let (gate, up) = (x(), x());
         call("swiglu", Box::new(|| drop(CubeBackend::swiglu(gate, up))));
-        let (dy, gate, up) = (x(), x(), x());
-        call("swiglu.grad", Box::new(|| drop(CubeBackend::swiglu_backward(dy, gate, up))));
-        let (dy, gate, up) = (x(), x(), x());
-        call(
-            "swiglu.grad.gate",
-            Box::new(|| drop(CubeBackend::swiglu_backward_gate(dy, gate, up))),
-        );
-        let (dy, gate, up) = (x(), x(), x());
-        call("swiglu.grad.up", Box::new(|| drop(CubeBackend::swiglu_backward_up(dy, gate, up))));
+        for (name, wanted) in [
+            ("swiglu.grad", [true, true]),
+            ("swiglu.grad.gate", [true, false]),
+            ("swiglu.grad.up", [false, true]),
+        ] {
+            let of = swiglu::Backward { op: "swiglu", dy: x(), gate: x(), up: x(), wanted };
+            call(name, Box::new(|| drop(CubeBackend::swiglu_backward(of))));
+        }
     }
     for (layout, word) in [(RopeLayout::Half, "half"), (RopeLayout::Interleaved, "interleaved")] {
         for width in [128, 6] {
             let x = || tensor(client, [8, 12, 1024, width], dtype);
             let table = || tensor(client, [1024, width / 2], DType::F32);
-            let turn = Turn::new(layout, 0);
-            let (a, cos, sin) = (x(), table(), table());
+            let by = || {
+                let (cos, sin) = (table(), table());
+                Rotation { cos, sin, layout, offset: 0, inverse: false }
+            };
+            let (a, turn) = (x(), by());
             calls.push(Call {
                 name: format!("rope {name} {word} {width}"),
-                run: Box::new(move || drop(CubeBackend::rope(a, cos, sin, turn))),
+                run: Box::new(move || drop(CubeBackend::rope(a, turn))),
             });
-            let (q, k, cos, sin) = (x(), x(), table(), table());
+            let (q, k, turn) = (x(), x(), by());
             calls.push(Call {
                 name: format!("rope_qk {name} {word} {width}"),
-                run: Box::new(move || drop(CubeBackend::rope_qk(q, k, cos, sin, turn))),
+                run: Box::new(move || drop(CubeBackend::rope_qk(q, k, turn))),
             });
         }
     }
@@ -131,21 +133,22 @@ fn losses(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let all = CrossEntropyOptions { label_smoothing: 0.1, z_loss: 1e-4, ..plain };
     for [rows, classes] in [[4096, 50_304], [4096, 50_257], [64, 100]] {
         for (options, word) in [(plain, ""), (all, " smoothed")] {
+            let op = "cross_entropy";
             let logits = || tensor(client, [rows, classes], dtype);
             let f32 = |size| tensor(client, [size], DType::F32);
             let targets = || tensor(client, [rows], DType::I32);
             let name = format!("{name} {rows}x{classes}{word}");
-            let (x, t) = (logits(), targets());
+            let of = cross_entropy::Forward { op, logits: logits(), targets: targets(), options };
             calls.push(Call {
                 name: format!("cross_entropy {name}"),
-                run: Box::new(move || drop(CubeBackend::cross_entropy_forward(x, t, options))),
+                run: Box::new(move || drop(CubeBackend::cross_entropy(of, true))),
             });
-            let (x, t, dloss, lse, scale) = (logits(), targets(), f32(1), f32(rows), f32(1));
+            let (dloss, lse, scale) = (f32(1), f32(rows), f32(1));
+            let (logits, targets) = (logits(), targets());
+            let of = cross_entropy::Backward { op, dloss, logits, targets, lse, scale, options };
             calls.push(Call {
                 name: format!("cross_entropy.grad {name}"),
-                run: Box::new(move || {
-                    drop(CubeBackend::cross_entropy_backward(dloss, x, t, lse, scale, options));
-                }),
+                run: Box::new(move || drop(CubeBackend::cross_entropy_backward(of))),
             });
         }
     }
@@ -171,7 +174,9 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                 let scaled = force(family, || Scaled::new(MatmulOptions::default(), dtype));
                 calls.push(Call {
                     name: format!("matmul {name} {order} {m}x{k}x{n}"),
-                    run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+                    run: Box::new(move || {
+                        drop(CubeBackend::kiln_matmul(a, b, Maybe::None, scaled))
+                    }),
                 });
             }
         }
@@ -208,7 +213,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let scaled = force(family, || Scaled::new(options, dtype));
         calls.push(Call {
             name: format!("matmul_add {name} f32"),
-            run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, b, c, scaled))),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::Some(c), scaled))),
         });
     }
     // Symmetric: wide tiles, and small ones that cubes share, with C.
@@ -219,7 +224,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let at = transposed(a.clone());
         calls.push(Call {
             name: format!("matmul symmetric {name} {rows}x{depth}"),
-            run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, at, c, scaled))),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, at, Maybe::Some(c), scaled))),
         });
     }
     // f32 as sums of bf16.
@@ -233,7 +238,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             let (a, b, scaled) = (make(), make(), Scaled::new(options, dtype));
             calls.push(Call {
                 name: format!("matmul high {order}"),
-                run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+                run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::None, scaled))),
             });
         }
     }
@@ -248,24 +253,19 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             };
             let down = || tensor(client, [inner, width], dtype);
             let name = format!("{name} {order} {rows}x{width}x{inner}");
-            let (a, g, u, d) = (x(), weight(), weight(), down());
-            calls.push(Call {
-                name: format!("swiglu_mlp {name}"),
-                run: Box::new(move || drop(CubeBackend::swiglu_mlp(a, g, u, d, Mlp::new()))),
-            });
-            let (a, g, u, d) = (x(), weight(), weight(), down());
-            calls.push(Call {
-                name: format!("swiglu_mlp kept {name}"),
-                run: Box::new(move || drop(CubeBackend::swiglu_mlp_kept(a, g, u, d, Mlp::new()))),
-            });
-            let (dy, a, g, u, d) = (x(), x(), weight(), weight(), down());
-            let (gate, up) = (product(), product());
+            let mlp = || Mlp::new([x(), weight(), weight(), down()], None);
+            for (kept, keep) in [("", false), (" kept", true)] {
+                let of = mlp();
+                calls.push(Call {
+                    name: format!("swiglu_mlp{kept} {name}"),
+                    run: Box::new(move || drop(CubeBackend::swiglu_mlp(of, keep))),
+                });
+            }
+            let (dy, mlp, gate, up) = (x(), mlp(), product(), product());
+            let of = swiglu_mlp::Backward { dy, mlp, gate, up, wanted: [true; 4] };
             calls.push(Call {
                 name: format!("swiglu_mlp.grad {name}"),
-                run: Box::new(move || {
-                    let mlp = Mlp::new();
-                    drop(CubeBackend::swiglu_mlp_backward(dy, a, g, u, d, gate, up, mlp));
-                }),
+                run: Box::new(move || drop(CubeBackend::swiglu_mlp_backward(of))),
             });
         }
     }
