@@ -14,10 +14,19 @@ mod split;
 mod stream;
 mod tokenizer;
 
-pub use batches::{Batch, BatchSampler, SamplerState, ValidationBatches};
+pub use batches::{Batch, BatchSampler, Rank, SamplerState, ValidationBatches};
 pub use dataset::{Dataset, Meta, unigram_loss};
 pub use error::DataError;
 pub use prepare::{Progress, Stage, prepare};
 pub use shard::TokenShard;
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
+
+/// A shard of these tokens, for tests.
+#[cfg(test)]
+pub(crate) fn shard_of(path: &std::path::Path, tokens: &[u32], vocab_size: usize) -> TokenShard {
+    let mut writer = shard::ShardWriter::create(path, vocab_size).unwrap();
+    writer.write(tokens).unwrap();
+    writer.finish().unwrap();
+    TokenShard::open(path, vocab_size).unwrap()
+}
