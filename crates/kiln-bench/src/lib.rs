@@ -1,7 +1,8 @@
 //! What Kiln measures and verifies: one registry of operators, and what works on all of them.
 //!
-//! * [`registry`]: an operator's inputs, attributes, outputs, float64 oracle, test cases, bench
-//!   shapes and the bytes and operations it cannot avoid. New operators join by a row.
+//! * [`operator`]: an operator's inputs, attributes, outputs, float64 oracle, test cases, bench
+//!   shapes and the bytes and operations it cannot avoid.
+//! * [`registry`]: all of them by name. New operators join by a row.
 //! * [`gate`]: the correctness gate, `kiln verify`.
 //! * [`mod@bench`]: times behind the gate, `kiln bench`.
 //! * `ladder`: kernels of `tril_matmul` from naive to tensor cores, and two that cheat, `kiln bench
@@ -15,5 +16,6 @@ pub mod host;
 #[cfg(feature = "cube")]
 pub mod ladder;
 pub mod op_io;
+pub mod operator;
 pub mod registry;
 mod rows;

@@ -184,7 +184,7 @@ fn kernel_device() -> Option<(Device, MutexGuard<'static, ()>)> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
     match kiln_ops::device::open(&name) {
-        Ok(opened) if policy::is_cube(&opened.device) => Some((opened.device, alone)),
+        Ok(opened) if kiln_ops::device::is_cube(&opened.device) => Some((opened.device, alone)),
         Ok(_) => None,
         Err(error) => {
             eprintln!("SKIPPED: {error}");
@@ -239,6 +239,6 @@ fn a_kernel_that_writes_past_the_end_is_convicted() {
     let _ = Tensor::<2>::from_dispatch(y).into_data();
     let findings = audit.finish();
     // WebGPU itself drops writes outside a binding; CUDA does not.
-    let outside = if policy::device_name(&device) == "wgpu" { 0 } else { 12 };
+    let outside = if kiln_ops::device::name(&device) == "wgpu" { 0 } else { 12 };
     assert!(findings.iter().any(|f| f.guard_bytes == outside && f.unwritten == 0), "{findings:?}");
 }

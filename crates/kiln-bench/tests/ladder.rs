@@ -4,14 +4,14 @@
 
 use burn::tensor::{DType, Device};
 use kiln_bench::ladder::{self, Ladder};
-use kiln_ops::policy;
+use kiln_ops::device;
 
 const N: usize = 256;
 
 fn device() -> Option<Device> {
     let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
     match kiln_ops::device::open(&name) {
-        Ok(opened) => Some(opened.device).filter(policy::is_cube),
+        Ok(opened) => Some(opened.device).filter(device::is_cube),
         Err(error) => {
             eprintln!("SKIPPED: {error}");
             None
@@ -27,7 +27,7 @@ fn climb(device: &Device, dtype: DType, n: usize) -> Result<Ladder, String> {
 fn honest_rungs_pass_and_cheats_are_convicted_in_both_orders() {
     let Some(device) = device() else { return };
     // Burn's f32 product on CUDA is one in TF32: an answer worth stealing needs bf16 there.
-    let cuda = policy::device_name(&device).starts_with("cuda");
+    let cuda = device::is_cuda(&device);
     let (dtype, most) = if cuda { (DType::BF16, 5e-3) } else { (DType::F32, 1e-5) };
     let ladder = climb(&device, dtype, N).unwrap();
     println!("{}", ladder::table(&ladder, false));

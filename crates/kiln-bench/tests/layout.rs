@@ -8,7 +8,6 @@ use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
 use kiln_bench::gate;
 use kiln_bench::host::{HostTensor, Input, Layout, download};
-use kiln_ops::policy;
 use std::sync::Mutex;
 
 /// Distance of the rows of the last tensor that a kernel was handed.
@@ -31,7 +30,7 @@ impl ProbeOps for CubeBackend {
 fn a_kernel_sees_the_distance_of_cut_rows() {
     let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
     let device = match kiln_ops::device::open(&name) {
-        Ok(opened) if policy::is_cube(&opened.device) => opened.device,
+        Ok(opened) if kiln_ops::device::is_cube(&opened.device) => opened.device,
         Ok(_) => return,
         Err(error) => return eprintln!("SKIPPED: {error}"),
     };

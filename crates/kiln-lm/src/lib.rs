@@ -11,6 +11,7 @@ pub mod config;
 pub mod data;
 pub mod generate;
 pub mod model;
+mod names;
 pub mod run;
 pub mod tensors;
 pub mod train;

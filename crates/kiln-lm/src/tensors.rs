@@ -1,7 +1,12 @@
-//! Named f32 tensors as safetensors, and the parameters of a module by their path.
+//! Named tensors as safetensors, and the record of a module: everything it holds, by name.
+//!
+//! A record holds parameters and buffers in f32, integers as I64 and booleans as BOOL, whatever a device
+//! keeps them in, so that every device reads it. Burn's `Param<Flag>` is no part of it: that is how a module
+//! is set up, such as dropout's switch, and not what it has become.
 
+use crate::names::name;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,7 +22,7 @@ pub enum TensorsError {
         /// What was wrong.
         source: SafeTensorError,
     },
-    /// The tensor has another element type or shape than the parameter.
+    /// The tensor has another element type or shape than what it is for.
     #[error("{what}: `{name}` is {found}, expected {expected}")]
     Mismatch {
         /// What was read.
@@ -29,7 +34,7 @@ pub enum TensorsError {
         /// What would fit.
         expected: String,
     },
-    /// A parameter of the model has no tensor.
+    /// Something of the model has no tensor.
     #[error("{what}: no tensor for the parameter `{name}`")]
     Missing {
         /// What was read.
@@ -47,42 +52,64 @@ pub enum TensorsError {
     },
 }
 
-struct F32<'a>(&'a TensorData);
+/// Element types of a record, and what safetensors calls them.
+const TYPES: [(DType, Dtype); 3] = [
+    (DType::F32, Dtype::F32),
+    (DType::I64, Dtype::I64),
+    (DType::Bool(BoolStore::Native), Dtype::BOOL),
+];
 
-impl View for F32<'_> {
+struct Bytes<'a> {
+    data: &'a TensorData,
+    dtype: Dtype,
+}
+
+impl View for Bytes<'_> {
     fn dtype(&self) -> Dtype {
-        Dtype::F32
+        self.dtype
     }
 
     fn shape(&self) -> &[usize] {
-        self.0.shape().as_slice()
+        self.data.shape().as_slice()
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.0.bytes())
+        Cow::Borrowed(self.data.bytes())
     }
 
     fn data_len(&self) -> usize {
-        self.0.bytes().len()
+        self.data.bytes().len()
     }
 }
 
-/// f32 tensors by name as the bytes of a safetensors file; `what` names it in errors.
+fn other_type(what: &'static str, name: &str, found: &dyn std::fmt::Debug) -> TensorsError {
+    let (name, found) = (name.to_string(), format!("{found:?}"));
+    TensorsError::Mismatch { what, name, found, expected: "F32, I64 or BOOL".into() }
+}
+
+/// Tensors by name as the bytes of a safetensors file; `what` names it in errors.
+///
+/// # Errors
+///
+/// [`TensorsError`] if a tensor is neither F32, I64 nor of native booleans.
 pub fn to_safetensors(
     what: &'static str,
     tensors: &[(String, TensorData)],
 ) -> Result<Vec<u8>, TensorsError> {
+    let mut views = Vec::with_capacity(tensors.len());
     for (name, data) in tensors {
-        if data.dtype() != DType::F32 {
-            let (name, found) = (name.clone(), format!("{:?}", data.dtype()));
-            return Err(TensorsError::Mismatch { what, name, found, expected: "F32".into() });
-        }
+        let known = TYPES.iter().find(|(dtype, _)| *dtype == data.dtype());
+        let (_, dtype) = known.ok_or_else(|| other_type(what, name, &data.dtype()))?;
+        views.push((name, Bytes { data, dtype: *dtype }));
     }
-    let views = tensors.iter().map(|(name, data)| (name, F32(data)));
     safetensors::serialize(views, None).map_err(|source| TensorsError::Format { what, source })
 }
 
-/// The f32 tensors in the bytes of a safetensors file.
+/// The tensors in the bytes of a safetensors file.
+///
+/// # Errors
+///
+/// [`TensorsError`] if it is no such file or holds other element types than a record.
 pub fn from_safetensors(
     what: &'static str,
     bytes: &[u8],
@@ -90,22 +117,25 @@ pub fn from_safetensors(
     let file = SafeTensors::deserialize(bytes);
     let file = file.map_err(|source| TensorsError::Format { what, source })?;
     let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
-        let name = name.to_string();
-        if view.dtype() != Dtype::F32 {
-            let found = format!("{:?}", view.dtype());
-            return Err(TensorsError::Mismatch { what, name, found, expected: "F32".into() });
-        }
-        let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), DType::F32);
-        Ok((name, data))
+        let known = TYPES.iter().find(|(_, dtype)| *dtype == view.dtype());
+        let (dtype, _) = known.ok_or_else(|| other_type(what, name, &view.dtype()))?;
+        let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), *dtype);
+        Ok((name.to_string(), data))
     };
     file.iter().map(tensor).collect()
 }
 
-/// The float parameters of a module by path, such as `blocks.0.attention.w_q.weight`.
-pub fn parameters<M: Module>(module: &M) -> Vec<(String, TensorData)> {
+/// Everything that a module holds, by name: `blocks.0.attention.w_q.weight`.
+pub fn record<M: Module>(module: &M) -> Vec<(String, TensorData)> {
+    #[derive(Default)]
     struct Collect {
         path: Vec<String>,
         found: Vec<(String, TensorData)>,
+    }
+    impl Collect {
+        fn push(&mut self, data: TensorData) {
+            self.found.push((name(&self.path.join(".")), data));
+        }
     }
     impl ModuleVisitor for Collect {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -115,25 +145,36 @@ pub fn parameters<M: Module>(module: &M) -> Vec<(String, TensorData)> {
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.found.push((self.path.join("."), param.val().into_data()));
+            self.push(param.val().into_data());
+        }
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+            self.push(param.val().into_data().convert_dtype(DType::I64));
+        }
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+            let data = param.val().into_data();
+            self.push(data.convert_dtype(DType::Bool(BoolStore::Native)));
         }
     }
-    let mut collect = Collect { path: Vec::new(), found: Vec::new() };
+    let mut collect = Collect::default();
     module.visit(&mut collect);
     collect.found
 }
 
-/// The module with the tensors of the same names as its parameters: all of them, and no others.
-/// Every parameter is trainable afterwards.
-pub fn with_parameters<M: Module>(
+/// The module with a [`record`] in place of what it holds: all of it, and nothing else. Parameters are
+/// trainable and buffers are not, as they were.
+///
+/// # Errors
+///
+/// [`TensorsError`] if the record does not fit the module; `what` names it.
+pub fn with_record<M: Module>(
     what: &'static str,
     module: M,
-    tensors: BTreeMap<String, TensorData>,
+    record: BTreeMap<String, TensorData>,
 ) -> Result<M, TensorsError> {
-    let mut place = Place { what, tensors, path: Vec::new(), result: Ok(()) };
+    let mut place = Place { what, record, path: Vec::new(), result: Ok(()) };
     let module = module.map(&mut place);
     place.result?;
-    match place.tensors.into_keys().next() {
+    match place.record.into_keys().next() {
         Some(name) => Err(TensorsError::Unknown { what, name }),
         None => Ok(module),
     }
@@ -141,23 +182,28 @@ pub fn with_parameters<M: Module>(
 
 struct Place {
     what: &'static str,
-    tensors: BTreeMap<String, TensorData>,
+    record: BTreeMap<String, TensorData>,
     path: Vec<String>,
     result: Result<(), TensorsError>,
 }
 
 impl Place {
-    fn take(&mut self, shape: &[usize]) -> Result<TensorData, TensorsError> {
-        let (what, name) = (self.what, self.path.join("."));
-        let Some(data) = self.tensors.remove(&name) else {
-            return Err(TensorsError::Missing { what, name });
+    /// What the record has for the place that the walk is at; nothing after an error.
+    fn take(&mut self, dtype: DType, shape: &[usize]) -> Option<TensorData> {
+        self.result.as_ref().ok()?;
+        let (what, name) = (self.what, name(&self.path.join(".")));
+        let Some(data) = self.record.remove(&name) else {
+            self.result = Err(TensorsError::Missing { what, name });
+            return None;
         };
         let found = data.shape().as_slice();
-        if found != shape {
-            let (found, expected) = (format!("{found:?}"), format!("{shape:?}"));
-            return Err(TensorsError::Mismatch { what, name, found, expected });
-        }
-        Ok(data)
+        let (found, expected) = match (data.dtype() == dtype, found == shape) {
+            (true, true) => return Some(data),
+            (true, false) => (format!("{found:?}"), format!("{shape:?}")),
+            (false, _) => (format!("{:?} {found:?}", data.dtype()), format!("{dtype:?} {shape:?}")),
+        };
+        self.result = Err(TensorsError::Mismatch { what, name, found, expected });
+        None
     }
 }
 
@@ -171,19 +217,37 @@ impl ModuleMapper for Place {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.result.is_err() {
-            return param;
-        }
-        match self.take(param.lazy_shape().as_slice()) {
-            Ok(data) => {
+        match self.take(DType::F32, param.lazy_shape().as_slice()) {
+            Some(data) => {
                 // Not `map`, which would make the first value of a lazy parameter only to drop it.
-                let value = Tensor::from_data(data, &param.lazy_device());
-                Param::initialized(param.id, value).set_require_grad(true)
+                let (id, value) = (param.id, Tensor::from_data(data, &param.lazy_device()));
+                param.transform_for_load(value, id)
             }
-            Err(error) => {
-                self.result = Err(error);
-                param
+            None => param,
+        }
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        match self.take(DType::I64, param.lazy_shape().as_slice()) {
+            Some(data) => {
+                let options = (&param.lazy_device(), param.val().dtype());
+                let (id, value) = (param.id, Tensor::from_data(data, options));
+                param.transform_for_load(value, id)
             }
+            None => param,
+        }
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        match self.take(DType::Bool(BoolStore::Native), param.lazy_shape().as_slice()) {
+            Some(data) => {
+                let (id, value) = (param.id, Tensor::from_data(data, &param.lazy_device()));
+                param.transform_for_load(value, id)
+            }
+            None => param,
         }
     }
 }

@@ -37,7 +37,7 @@ fn the_loss_falls_below_the_unigram_baseline_and_the_run_leaves_its_files() {
     // A model loaded from the folder alone says the same as the one in memory.
     let trained = Trained::load(&place.run("run"), Which::Latest, &Device::flex()).unwrap();
     assert_eq!(trained.step, 60);
-    let bits = |model: &kiln_lm::model::Transformer| kiln_lm::tensors::parameters(&model.valid());
+    let bits = |model: &kiln_lm::model::Transformer| kiln_lm::tensors::record(&model.valid());
     assert_eq!(bits(&trained.model), bits(trainer.model()));
     let best = Trained::load(&place.run("run"), Which::Best, &Device::flex()).unwrap();
     let (_, lowest) = summary.best_validation.unwrap();

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 /// Whether the device takes PTX instructions, the comptime flag of the functions here.
 pub(crate) fn has_ptx(client: &Client) -> bool {
-    client.name() == "cuda"
+    crate::device::Hardware::of(client).ptx
 }
 
 /// What shifts are measured in: one of these is a factor e.

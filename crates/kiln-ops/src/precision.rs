@@ -19,7 +19,7 @@ pub enum F32Precision {
 /// On CUDA Burn multiplies f32 in TF32, which is no reference: there Kiln's own product does it.
 pub(crate) fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cuda")]
-    if a.dtype() == DType::F32 && crate::policy::is_cuda(&a.device()) {
+    if a.dtype() == DType::F32 && crate::device::is_cuda(&a.device()) {
         return crate::matmul::backend::fused(a, b, None, Default::default());
     }
     burn_matmul(a, b)
@@ -31,7 +31,7 @@ pub(crate) fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
 /// their own type, so there the product is taken in f32.
 pub(crate) fn burn_matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     let dtype = a.dtype();
-    if crate::policy::is_cube(&a.device()) {
+    if crate::device::is_cube(&a.device()) {
         return side_by_side(a).matmul(side_by_side(b));
     }
     if a.shape().num_elements() * b.shape().num_elements() == 0 {

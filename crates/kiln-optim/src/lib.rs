@@ -1,5 +1,8 @@
-//! Optimizers for language models on Burn modules: AdamW with parameter groups and a state that is
-//! saved by parameter path, and clipping by the global gradient norm.
+//! Optimizers for language models on Burn modules: rules for groups of parameters and a state that is
+//! saved by the names of the parameters, and clipping by the global gradient norm.
+//!
+//! [`Optimizer`] walks the module, groups its parameters by rule and shape, and keeps their state; a
+//! [`Rule`] is a formula on the tensors of one such batch: AdamW.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -29,15 +32,24 @@
 mod adamw;
 mod clip;
 mod groups;
+mod names;
+mod optimizer;
+mod rule;
+mod state;
 
-pub use adamw::{AdamW, AdamWConfig, StateError};
+pub use adamw::AdamWConfig;
 pub use clip::{clip_global_norm, global_norm};
-pub use groups::below_rank_two;
+pub use groups::{Settings, below_rank_two};
+pub use names::Naming;
+pub use optimizer::Optimizer;
+pub use rule::Rule;
+pub use state::StateError;
 
 /// Everything a training loop needs.
 pub mod prelude {
     pub use crate::{
-        AdamW, AdamWConfig, StateError, below_rank_two, clip_global_norm, global_norm,
+        AdamWConfig, Optimizer, Rule, Settings, StateError, below_rank_two, clip_global_norm,
+        global_norm,
     };
     pub use burn::module::ParamGroup;
     pub use burn::optim::{GradientsAccumulator, GradientsParams};

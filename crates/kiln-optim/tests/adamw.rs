@@ -74,7 +74,7 @@ fn rate(step: usize) -> f64 {
     0.02 / (1.0 + step as f64 / 10.0)
 }
 
-fn optimizer(layer: &Linear) -> AdamW {
+fn optimizer(layer: &Linear) -> Optimizer {
     let config = AdamWConfig::new().with_beta2(0.99).with_weight_decay(0.5);
     let spared = config.clone().with_weight_decay(0.0);
     config.init().with_group(below_rank_two(layer), spared)
@@ -103,7 +103,7 @@ fn follows_a_plain_f64_adamw_with_decay_for_the_matrix_only() {
 #[test]
 fn a_saved_state_goes_on_bit_for_bit() {
     let device = Device::flex().autodiff();
-    let train = |mut layer: Linear, optimizer: &mut AdamW, steps: std::ops::Range<usize>| {
+    let train = |mut layer: Linear, optimizer: &mut Optimizer, steps: std::ops::Range<usize>| {
         for step in steps {
             let grads = gradients(&layer, step, &device);
             layer = optimizer.step(layer, grads, rate(step));
@@ -182,4 +182,103 @@ fn a_gradient_that_is_no_number_shows_in_the_norm() {
     }
     let none = global_norm(&layer, &GradientsParams::new());
     assert_eq!(none.into_scalar::<f32>(), 0.0);
+}
+
+#[test]
+fn a_zero_gradient_moves_only_what_decays() {
+    let device = Device::flex().autodiff();
+    let start = layer(&device);
+    let before = values(&start);
+    let mut optimizer = optimizer(&start);
+    let zero = gradients(&start, 0, &device);
+    let mut zeros = GradientsParams::new();
+    let (weight, bias) = (start.weight.id, start.bias.as_ref().unwrap().id);
+    zeros.register(weight, zero.get::<2>(weight).unwrap().zeros_like());
+    zeros.register(bias, zero.get::<1>(bias).unwrap().zeros_like());
+    let after = values(&optimizer.step(start, zeros, 0.1));
+    let decayed: Vec<f32> = before.0.iter().map(|w| w * (1.0 - 0.1 * 0.5) as f32).collect();
+    assert_eq!(after, (decayed, before.1));
+}
+
+#[test]
+fn parameters_of_one_shape_move_in_their_own_groups_and_keep_their_places() {
+    let device = Device::flex().autodiff();
+    // Four of one shape between two of another, in groups that cut across both.
+    let start: Vec<Linear> = (0..4).map(|_| layer(&device)).collect();
+    let grads = |layers: &Vec<Linear>, step: usize| {
+        let loss = |(i, layer): (usize, &Linear)| {
+            let by = matrix(100 * step + 7 * i, &device);
+            let bias = layer.bias.as_ref().unwrap().val().sum().mul_scalar(i as f64 + 1.0);
+            (layer.weight.val() * by).sum() + bias
+        };
+        let sum = Tensor::cat(layers.iter().enumerate().map(loss).collect(), 0).sum();
+        GradientsParams::from_grads(sum.backward(), layers)
+    };
+    let config = AdamWConfig::new().with_beta2(0.99).with_weight_decay(0.5);
+    let slow = Settings::from(config.clone()).with_learning_rate_scale(0.25);
+    let mut optimizer = config
+        .init()
+        .with_group(ParamGroup::from_predicate("1."), slow)
+        .with_group(ParamGroup::from_path("2.weight"), config.clone().with_weight_decay(0.0));
+    let plain = |layer: &Linear| {
+        let (weight, bias) = values(layer);
+        (Plain::new(&weight), Plain::new(&bias))
+    };
+    let mut expected: Vec<_> = start.iter().map(plain).collect();
+    let ids = |layers: &[Linear]| layers.iter().map(|l| l.weight.id).collect::<Vec<_>>();
+    let before = ids(&start);
+    let mut layers = start;
+    for step in 0..3 {
+        let of = grads(&layers, step);
+        layers = optimizer.step(layers, of, 0.02);
+        for (i, (weight, bias)) in expected.iter_mut().enumerate() {
+            let rate = if i == 1 { 0.005 } else { 0.02 };
+            let decay = if i == 2 { 0.0 } else { 0.5 };
+            weight.step(&numbers(15, 100 * step + 7 * i), step + 1, rate, decay);
+            bias.step(&[i as f32 + 1.0; 3], step + 1, rate, 0.5);
+        }
+    }
+    for (layer, (weight, bias)) in layers.iter().zip(&expected) {
+        let found = values(layer);
+        weight.check(&found.0);
+        bias.check(&found.1);
+        assert!(layer.weight.is_require_grad());
+    }
+    assert_eq!(ids(&layers), before);
+}
+
+#[test]
+fn a_parameter_without_a_gradient_stays_and_has_no_state() {
+    let device = Device::flex().autodiff();
+    let start = layer(&device);
+    let before = values(&start);
+    let mut optimizer = optimizer(&start);
+    let mut grads = gradients(&start, 0, &device);
+    grads.remove::<1>(start.bias.as_ref().unwrap().id);
+    let layer = optimizer.step(start, grads, 0.1);
+    let after = values(&layer);
+    assert!(after.1 == before.1 && after.0 != before.0);
+    let names: Vec<String> = optimizer.state(&layer).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["weight.first", "weight.second"]);
+    let state = optimizer.state(&layer).into_iter().collect();
+    optimizer.load_state(&layer, 1, state).unwrap();
+}
+
+#[test]
+fn names_that_are_given_are_those_of_groups_and_of_the_state() {
+    let device = Device::flex().autodiff();
+    let start = layer(&device);
+    let before = values(&start);
+    let still = Settings::from(AdamWConfig::new()).with_learning_rate_scale(0.0);
+    let mut optimizer = AdamWConfig::new()
+        .init()
+        .with_names(|path| path.replace("weight", "matrix"))
+        .with_group(ParamGroup::from_path("matrix"), still);
+    let grads = gradients(&start, 0, &device);
+    let layer = optimizer.step(start, grads, 0.1);
+    assert!(values(&layer).0 == before.0 && values(&layer).1 != before.1);
+    let state: BTreeMap<_, _> = optimizer.state(&layer).into_iter().collect();
+    let names: Vec<&str> = state.keys().map(String::as_str).collect();
+    assert_eq!(names, ["bias.first", "bias.second", "matrix.first", "matrix.second"]);
+    optimizer.load_state(&layer, 1, state).unwrap();
 }

@@ -25,7 +25,7 @@ impl Ceilings {
     /// One line if the device fails.
     #[cfg(feature = "cube")]
     pub fn measure(device: &Device, dtype: DType) -> Result<Option<Self>, String> {
-        if !kiln_ops::policy::device_name(device).starts_with("cuda") {
+        if !kiln_ops::device::is_cuda(device) {
             return Ok(None);
         }
         let (elements, side) = (1 << 28, 8192);

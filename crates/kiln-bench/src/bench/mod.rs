@@ -23,7 +23,8 @@ pub use table::table;
 use crate::gate;
 use crate::registry::{Case, Operator, Scale, Work};
 use burn::tensor::{DType, Device};
-use kiln_ops::policy::{self, Implementation, Measured};
+use kiln_ops::device;
+use kiln_ops::policy::{Implementation, Measured};
 use serde::{Deserialize, Serialize};
 use workload::Workload;
 
@@ -129,7 +130,7 @@ impl Run {
     /// An empty run on `device`, now.
     pub fn new(device: &Device, command: String) -> Self {
         Self {
-            device: policy::device_name(device),
+            device: device::name(device),
             gpu: device.identity().map_or_else(|| "CPU".into(), |identity| identity.name),
             date: time::OffsetDateTime::now_utc().date().to_string(),
             command,
@@ -139,7 +140,13 @@ impl Run {
     }
 
     /// What `auto` can learn from it: both implementations of the same operator and shape.
-    pub fn measured(&self, op: &dyn Operator, case: &Case, dtype: DType) -> Option<Measured> {
+    pub fn measured(
+        &self,
+        op: &dyn Operator,
+        case: &Case,
+        dtype: DType,
+        device: &Device,
+    ) -> Option<Measured> {
         let shape = case.to_string();
         let total = |implementation: &str| -> Option<f64> {
             let rows = self.rows.iter().filter(|row| {
@@ -155,7 +162,7 @@ impl Run {
             op: op.spec().name.into(),
             log2_elements: elements.max(1).ilog2(),
             dtype: format!("{dtype:?}").to_lowercase(),
-            device: self.device.clone(),
+            device: device::kind(device),
             fused_us: total("fused")?,
             reference_us: total("reference")?,
         })

@@ -15,7 +15,7 @@ impl Recording {
     /// the second time must be what it freed the first.
     pub(crate) fn new(device: &Device, work: impl Fn()) -> Option<Self> {
         use burn::backend::{Backend, Dispatch};
-        if !kiln_ops::policy::device_name(device).starts_with("cuda") {
+        if !kiln_ops::device::is_cuda(device) {
             return None;
         }
         device.sync().ok()?;
@@ -56,7 +56,7 @@ pub(crate) fn time<T: Send>(
     let sync = || device.sync().map_err(|e| format!("{e:?}"));
     sync()?;
     #[cfg(feature = "cube")]
-    if kiln_ops::policy::is_cube(device) {
+    if kiln_ops::device::is_cube(device) {
         use burn::backend::ProfileOptions;
         let mut result = None;
         let slot = &mut result;

@@ -89,7 +89,7 @@ impl<'a> Workload<'a> {
         let attributes = case.attributes(spec)?;
         let calls = [AtomicUsize::new(1), AtomicUsize::new(1)];
         let mut plain = None;
-        if backward && policy::is_cube(device) {
+        if backward && kiln_ops::device::is_cube(device) {
             let inner: Vec<_> = cotangents.iter().map(|t| t.clone().inner()).collect();
             let with_saved = |set: &Vec<Input>| -> Vec<Input> {
                 let inputs: Vec<_> = set.iter().map(Input::inner).collect();
@@ -291,7 +291,7 @@ fn keeps(implementation: Implementation) -> bool {
 
 #[cfg(feature = "cube")]
 fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
-    if policy::is_cube(&y.device()) {
+    if kiln_ops::device::is_cube(&y.device()) {
         return super::pull::pull(y, dy);
     }
     weighted(y, dy)

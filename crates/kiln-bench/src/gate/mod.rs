@@ -22,8 +22,9 @@ pub use report::{Check, Checked, Outcome, Report};
 use crate::host::Layout;
 use crate::registry::{Case, Holds, Operator};
 use burn::tensor::{DType, Device};
+use kiln_ops::device;
 use kiln_ops::oracle::distance;
-use kiln_ops::policy::{self, Implementation};
+use kiln_ops::policy::Implementation;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -46,7 +47,7 @@ impl Default for Options {
 
 /// The implementation that `auto` would verify: the kernel if it has one that runs here.
 pub fn candidate(op: &dyn Operator, device: &Device) -> Implementation {
-    if op.spec().kernel && policy::is_cube(device) {
+    if op.spec().kernel && device::is_cube(device) {
         Implementation::Fused
     } else {
         Implementation::Reference
@@ -109,7 +110,7 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
         report: Report::new(
             op.spec().name,
             dtype,
-            policy::device_name(device),
+            device::name(device),
             implementation,
             options.family,
             op.spec().differentiable,
@@ -259,7 +260,7 @@ impl Gate<'_> {
     /// The type whose roundings a run may show: TF32 has the precision of f16.
     fn unit(&self, implementation: Implementation) -> DType {
         let burns = implementation == Implementation::Reference && self.op.tf32_reference();
-        let cuda = policy::device_name(self.device).starts_with("cuda");
+        let cuda = device::is_cuda(self.device);
         if burns && cuda && self.dtype == DType::F32 { DType::F16 } else { self.dtype }
     }
 

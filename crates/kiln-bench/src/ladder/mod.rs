@@ -24,6 +24,7 @@ pub use table::table;
 use crate::bench::timer;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kernels::Own;
+use kiln_ops::device;
 use kiln_ops::launch::audit::{Audit, Finding};
 use kiln_ops::oracle::{Distance, distance};
 use kiln_ops::policy::{self, Implementation};
@@ -190,8 +191,8 @@ pub fn climb(
     command: String,
     note: &mut dyn FnMut(&str),
 ) -> Result<Ladder, String> {
-    let name = policy::device_name(device);
-    if !policy::is_cube(device) {
+    let name = device::name(device);
+    if !device::is_cube(device) {
         return Err(format!("the ladder is made of kernels: cuda, wgpu or vulkan, not {name}"));
     }
     if !device.supports_dtype(dtype) {

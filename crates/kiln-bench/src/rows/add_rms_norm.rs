@@ -4,7 +4,7 @@ use super::elements;
 use super::rms_norm::{GATE, LARGE, TRAIN, eps_for};
 use crate::attributes::{Attribute, Kind};
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, add_rms_norm::add_rms_norm, oracle::add_rms_norm as oracle};
 

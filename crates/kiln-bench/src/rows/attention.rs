@@ -3,7 +3,7 @@
 use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::attention::{AttentionOptions, attention};
 use kiln_ops::{OpError, oracle::attention as oracle};

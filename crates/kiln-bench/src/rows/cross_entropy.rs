@@ -3,7 +3,7 @@
 use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::cross_entropy::{CrossEntropyOptions, cross_entropy};
 use kiln_ops::{OpError, oracle::cross_entropy as oracle};

@@ -4,7 +4,7 @@ use super::elements;
 use super::matmul::{stack, transpose};
 use crate::attributes::{Attribute, Kind};
 use crate::host::{HostTensor, Input};
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::matmul::{MatmulOptions, matmul};
 use kiln_ops::{OpError, oracle::matmul as oracle};

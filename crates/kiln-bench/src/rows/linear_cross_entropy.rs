@@ -4,7 +4,7 @@ use super::cross_entropy::options;
 use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::linear_cross_entropy::linear_cross_entropy;
 use kiln_ops::{OpError, oracle::linear_cross_entropy as oracle};

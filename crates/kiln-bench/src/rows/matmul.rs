@@ -3,7 +3,7 @@
 use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::{HostTensor, Input};
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::matmul::{MatmulOptions, matmul};
 use kiln_ops::{OpError, oracle::matmul as oracle};

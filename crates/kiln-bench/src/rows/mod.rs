@@ -12,7 +12,7 @@ mod swiglu;
 mod swiglu_mlp;
 mod tril_matmul;
 
-use crate::registry::{Case, Operator};
+use crate::operator::{Case, Operator};
 
 /// The registry's rows.
 pub(crate) const ALL: &[&dyn Operator] = &[

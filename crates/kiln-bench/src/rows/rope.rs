@@ -3,7 +3,7 @@
 use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_ops::rope::{RopeLayout, RopeOptions, RopeTable, rope};
 use kiln_ops::{OpError, oracle::rope as oracle};

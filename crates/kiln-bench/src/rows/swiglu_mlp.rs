@@ -2,7 +2,7 @@
 
 use super::elements;
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::swiglu_mlp as oracle, swiglu_mlp::swiglu_mlp};
 

@@ -2,7 +2,7 @@
 
 use super::elements;
 use crate::host::HostTensor;
-use crate::registry::*;
+use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::tril_matmul as oracle, tril_matmul::tril_matmul};
 

@@ -81,7 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     eprintln!("device: {}", opened.why);
     let dtype = match args.dtype.as_deref() {
         Some(name) => super::dtype(name)?,
-        None if opened.name.starts_with("cuda") => super::dtype("bf16")?,
+        None if device::is_cuda(&opened.device) => super::dtype("bf16")?,
         None => super::dtype("f32")?,
     };
     if !opened.device.supports_dtype(dtype) {
@@ -107,8 +107,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for op in ops {
         match bench::bench(op, &plan, &opened.device, &mut run, &mut |line| eprintln!("{line}")) {
             Ok(()) => {
-                let measured =
-                    op.shapes(scale).into_iter().filter_map(|c| run.measured(op, &c, dtype));
+                let measured = op
+                    .shapes(scale)
+                    .into_iter()
+                    .filter_map(|c| run.measured(op, &c, dtype, &opened.device));
                 table.0.extend(measured);
             }
             Err(error) => red.push(error),
@@ -131,7 +133,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn ladder(args: &Args, opened: &Opened, dtype: DType) -> anyhow::Result<ExitCode> {
     use kiln_bench::ladder;
-    let size = args.size.unwrap_or(if opened.name.starts_with("cuda") { 4096 } else { 256 });
+    let size = args.size.unwrap_or(if device::is_cuda(&opened.device) { 4096 } else { 256 });
     let mut note = |rung: &str| eprintln!("{rung}");
     let climbed = ladder::climb(&opened.device, dtype, size, command(), &mut note);
     let climbed = climbed.map_err(|e| anyhow!(e))?;

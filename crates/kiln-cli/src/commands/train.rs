@@ -110,7 +110,7 @@ fn kernels(wish: Implementation, opened: &Opened) -> anyhow::Result<Policy> {
         Implementation::Reference => Policy { default: wish, ..Policy::default() },
         // Without measurements `auto` takes every kernel there is. `fused` itself would refuse the
         // operators that have none yet.
-        Implementation::Fused if policy::is_cube(&opened.device) => Policy::default(),
+        Implementation::Fused if device::is_cube(&opened.device) => Policy::default(),
         Implementation::Fused => {
             anyhow::bail!(
                 "--kernel fused: kernels run on cuda, wgpu and vulkan, not on {}",

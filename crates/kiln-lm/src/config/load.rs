@@ -250,15 +250,21 @@ impl<'a> Source<'a> {
         };
         let message = error.message();
         if let Some((name, expected)) = unknown_field(message) {
-            let what = match path.as_slice() {
-                [section, ..] if *section != name => format!("key '{name}' in [{section}]"),
-                _ => format!("section [{name}]"),
+            let around = match path.as_slice() {
+                // An override of an unknown section names keys in it.
+                [section, ..] if *section == name => &[],
+                [around @ .., last] if *last == name => around,
+                around => around,
+            };
+            let what = match around {
+                [] => format!("section [{name}]"),
+                around => format!("key '{name}' in [{}]", around.join(".")),
             };
             return ConfigError::Unknown { place: self.place(span), what, expected };
         }
         let missing = message.strip_prefix("missing field `").and_then(|m| m.strip_suffix('`'));
         if let Some(name) = missing {
-            // `sources` is the only key without a default, and `data` the only such section.
+            // `data` is the only section without a default.
             let (span, message) = match name {
                 "data" => (None, "the section [data] is missing: it names the sources".to_string()),
                 _ => (span, format!("[{}] lacks the key '{name}'", path.join("."))),
@@ -287,6 +293,10 @@ fn plain(message: &str) -> String {
         ("expected path string", "expected a path in quotes"),
         ("wanted exactly 1 element, ", "expected one key, bpe or file, "),
     ];
+    if message.ends_with("invalid type: map, expected a sequence") {
+        // [optimizer.groups] where there may be several.
+        return message.replace("map, expected a sequence", "table, expected [[…]], one for each");
+    }
     let mut plain = message.to_string();
     for (rust, words) in WORDS {
         plain = plain.replace(rust, words);
@@ -308,6 +318,13 @@ fn path_at<'t>(table: &'t DeTable<'_>, position: usize) -> Vec<&'t str> {
         let mut path = vec![key.get_ref().as_ref()];
         let inner = match value.get_ref() {
             DeValue::Table(table) => path_at(table, position),
+            DeValue::Array(array) => {
+                let tables = array.iter().filter_map(|element| element.get_ref().as_table());
+                tables
+                    .map(|table| path_at(table, position))
+                    .find(|p| !p.is_empty())
+                    .unwrap_or_default()
+            }
             _ => Vec::new(),
         };
         if !inner.is_empty() {

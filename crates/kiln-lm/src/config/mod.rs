@@ -23,7 +23,7 @@ pub struct Config {
     /// Shape of the network.
     #[serde(default)]
     pub model: ModelConfig,
-    /// AdamW and clipping.
+    /// How parameters move, and clipping.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
     /// Learning rate over the steps.
@@ -77,7 +77,7 @@ pub enum TokenizerConfig {
     File(PathBuf),
 }
 
-/// Shape of the network: a pre-norm decoder with RoPE, grouped KV heads and a SwiGLU MLP.
+/// Shape of the network: a pre-norm decoder whose blocks are a mixer and an MLP between residuals.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
@@ -93,7 +93,7 @@ pub struct ModelConfig {
     pub mlp_width: usize,
     /// Tokens the model sees at once.
     pub context: usize,
-    /// Dropout on the embeddings and on what attention and MLP return.
+    /// Dropout on the embeddings and on what mixer and MLP return.
     pub dropout: f64,
     /// Use the embedding as the output projection.
     pub tied_embeddings: bool,
@@ -103,6 +103,12 @@ pub struct ModelConfig {
     pub rope_base: f64,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f64,
+    /// What mixes positions.
+    pub mixer: MixerKind,
+    /// What works on each position.
+    pub mlp: MlpKind,
+    /// How the two join the residual stream.
+    pub residual: ResidualKind,
 }
 
 impl Default for ModelConfig {
@@ -119,14 +125,43 @@ impl Default for ModelConfig {
             qk_norm: false,
             rope_base: 10_000.0,
             norm_eps: 1e-5,
+            mixer: MixerKind::Attention,
+            mlp: MlpKind::SwiGlu,
+            residual: ResidualKind::Plain,
         }
     }
 }
 
-/// AdamW and clipping. Matrices decay; norms, biases and embeddings do not.
+/// What mixes positions in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MixerKind {
+    /// Causal self-attention with RoPE and grouped KV heads.
+    Attention,
+}
+
+/// What works on each position in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MlpKind {
+    /// The gated MLP of today's language models.
+    SwiGlu,
+}
+
+/// How mixer and MLP join the residual stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ResidualKind {
+    /// What they return is added.
+    Plain,
+}
+
+/// How parameters move, and clipping. Matrices decay; norms, biases and embeddings do not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
+    /// The rule.
+    pub kind: OptimizerKind,
     /// Highest learning rate.
     pub learning_rate: f64,
     /// Decay rate of the first moment.
@@ -139,17 +174,51 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,
+    /// Parameters that differ; of several groups that hold a parameter the last counts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupConfig>,
+}
+
+/// The rule by which parameters move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    AdamW,
+}
+
+/// Parameters that do not move as the others do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupConfig {
+    /// Their names, `*` standing for any characters: `embedding.*`, `blocks.*.mlp.*`.
+    pub parameters: String,
+    /// The rule; that of the others if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<OptimizerKind>,
+    /// Their learning rate as a multiple of that of the others.
+    #[serde(default = "default_scale")]
+    pub learning_rate_scale: f64,
+    /// Decoupled weight decay; what it is without the group if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+fn default_scale() -> f64 {
+    1.0
 }
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
+            kind: OptimizerKind::AdamW,
             learning_rate: 1e-3,
             beta1: 0.9,
             beta2: 0.99,
             eps: 1e-8,
             weight_decay: 0.1,
             clip_norm: 1.0,
+            groups: Vec::new(),
         }
     }
 }

@@ -148,6 +148,16 @@ impl Config {
         to.number("optimizer.eps", optimizer.eps, positive, |v| v > 0.0);
         to.number("optimizer.weight_decay", optimizer.weight_decay, not_negative, |v| v >= 0.0);
         to.number("optimizer.clip_norm", optimizer.clip_norm, not_negative, |v| v >= 0.0);
+        for group in &optimizer.groups {
+            let pattern = format!("{:?}", group.parameters);
+            let named = !group.parameters.trim().is_empty();
+            to.check(named, "optimizer.groups.parameters", pattern, "name parameters");
+            let scale = group.learning_rate_scale;
+            let key = "optimizer.groups.learning_rate_scale";
+            to.number(key, scale, not_negative, |v| v >= 0.0);
+            let key = "optimizer.groups.weight_decay";
+            to.number(key, group.weight_decay.unwrap_or(0.0), not_negative, |v| v >= 0.0);
+        }
 
         let schedule = &self.schedule;
         to.check(
@@ -230,6 +240,9 @@ mod tests {
             "optimizer.eps=0.0",
             "optimizer.weight_decay=-1",
             "optimizer.clip_norm=nan",
+            "optimizer.groups=[{ parameters = ' ' }]",
+            "optimizer.groups=[{ parameters = 'a', learning_rate_scale = -1 }]",
+            "optimizer.groups=[{ parameters = 'a' }, { parameters = 'b', weight_decay = nan }]",
             "schedule.warmup=501",
             "schedule.final_ratio=1.1",
             "schedule.decay_share=-0.1",
@@ -246,7 +259,8 @@ mod tests {
             let found = violations(&[set]);
             assert_eq!(found.len(), 1, "{set}: {found:?}");
             let key = set.split('=').next().unwrap_or_default();
-            assert_eq!(found[0].key, key, "{set}");
+            // Of a group the key inside it is named too.
+            assert!(found[0].key.starts_with(key), "{set}: {found:?}");
         }
     }
 
@@ -261,6 +275,7 @@ mod tests {
             "optimizer.beta1=0",
             "optimizer.clip_norm=0",
             "optimizer.weight_decay=0",
+            "optimizer.groups=[{ parameters = '*', learning_rate_scale = 0, weight_decay = 0 }]",
             "schedule.warmup=500",
             "schedule.warmup=0",
             "schedule.final_ratio=0",

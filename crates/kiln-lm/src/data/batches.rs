@@ -2,6 +2,7 @@
 
 use super::dataset::check_window;
 use super::error::DataError;
+use super::rank::Rank;
 use super::shard::TokenShard;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -50,11 +51,16 @@ pub struct SamplerState {
 ///
 /// Windows of `context + 1` tokens overlap in one token, so that each token is a target once. Every
 /// epoch shifts them by another offset, so that a model does not always see the same beginnings.
+///
+/// Of several ranks each has a sampler of the same seed, which goes through the same order and reads only
+/// what its rank takes: the windows of a step are the same however many ranks share them, and so is the
+/// state after it.
 #[derive(Debug, Clone)]
 pub struct BatchSampler {
     shard: TokenShard,
     state: SamplerState,
     order: Option<EpochOrder>,
+    rank: Rank,
 }
 
 impl BatchSampler {
@@ -67,8 +73,12 @@ impl BatchSampler {
 
     /// Continues where [`BatchSampler::state`] was taken, given the same shard and context.
     pub fn from_state(shard: TokenShard, state: SamplerState) -> Self {
-        let order = None;
-        Self { shard, state, order }
+        Self { shard, state, order: None, rank: Rank::ONLY }
+    }
+
+    /// The same for one of several ranks.
+    pub fn for_rank(self, rank: Rank) -> Self {
+        Self { rank, ..self }
     }
 
     /// Where the sampler is.
@@ -76,12 +86,35 @@ impl BatchSampler {
         self.state
     }
 
-    /// The next `batch_size` windows, if need be from two epochs.
+    /// Micro-batch number `micro` of a step, which must be asked for one after the other from 0 on: its
+    /// windows if it is this rank's, and `None`, with nothing read, if it is another's.
+    ///
+    /// # Errors
+    ///
+    /// As [`next_batch`](Self::next_batch).
+    pub fn micro_batch(
+        &mut self,
+        micro: usize,
+        batch_size: usize,
+        context: usize,
+    ) -> Result<Option<Batch>, DataError> {
+        let starts = self.draw(batch_size, context)?;
+        let own = self.rank.takes(micro);
+        Ok(own.then(|| Batch::of(&self.shard, starts.into_iter(), context)))
+    }
+
+    /// The next `batch_size` windows, if need be from two epochs, whatever the rank.
     ///
     /// # Errors
     ///
     /// [`DataError::TooShort`] if the shard has no window of this context.
     pub fn next_batch(&mut self, batch_size: usize, context: usize) -> Result<Batch, DataError> {
+        let starts = self.draw(batch_size, context)?;
+        Ok(Batch::of(&self.shard, starts.into_iter(), context))
+    }
+
+    /// Where the next `batch_size` windows begin.
+    fn draw(&mut self, batch_size: usize, context: usize) -> Result<Vec<usize>, DataError> {
         check_window(&self.shard, "training", context)?;
         let mut starts = Vec::new();
         while starts.len() < batch_size {
@@ -102,7 +135,7 @@ impl BatchSampler {
             }
             self.order = Some(order);
         }
-        Ok(Batch::of(&self.shard, starts.into_iter(), context))
+        Ok(starts)
     }
 }
 
@@ -268,6 +301,43 @@ mod tests {
             }
             assert_eq!(resumed.state(), whole.state());
         }
+    }
+
+    #[test]
+    fn ranks_share_the_windows_of_every_step() {
+        // 9 windows an epoch, steps of 12 micro-batches of 2: every step spans epochs.
+        let (shard, micros, steps) = (counting(95), 12, 5);
+        let draw = |rank: Rank| {
+            let mut sampler = BatchSampler::new(shard.clone(), 3).for_rank(rank);
+            let mut step = || -> Vec<Option<Batch>> {
+                (0..micros).map(|m| sampler.micro_batch(m, 2, 10).unwrap()).collect()
+            };
+            let drawn: Vec<_> = (0..steps).map(|_| step()).collect();
+            (drawn, sampler.state())
+        };
+        let mut plain = BatchSampler::new(shard.clone(), 3);
+        let whole: Vec<Vec<Batch>> = (0..steps)
+            .map(|_| (0..micros).map(|_| plain.next_batch(2, 10).unwrap()).collect())
+            .collect();
+        for ranks in [1, 2, 3, 4, 12] {
+            let drawn: Vec<_> =
+                (0..ranks).map(|index| draw(Rank::new(index, ranks).unwrap())).collect();
+            for (step, whole) in whole.iter().enumerate() {
+                for (micro, batch) in whole.iter().enumerate() {
+                    let holders = drawn.iter().filter_map(|(of, _)| of[step][micro].as_ref());
+                    // Exactly one rank has it, and it is the batch that a single one would have.
+                    assert_eq!(holders.collect::<Vec<_>>(), [batch], "{ranks} {step} {micro}");
+                }
+                // Each as many as the others.
+                let of = |drawn: &[Option<Batch>]| drawn.iter().flatten().count();
+                assert!(drawn.iter().all(|(drawn, _)| of(&drawn[step]) == micros / ranks));
+            }
+            assert!(drawn.iter().all(|(_, state)| *state == plain.state()));
+        }
+        assert_eq!(
+            (Rank::new(2, 2), Rank::new(0, 0), Rank::new(0, 1)),
+            (None, None, Some(Rank::ONLY))
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod dataset;
 mod error;
 mod hugging_face;
 mod prepare;
+mod rank;
 mod shard;
 mod sources;
 mod split;
@@ -18,6 +19,16 @@ pub use batches::{Batch, BatchSampler, SamplerState, ValidationBatches};
 pub use dataset::{Dataset, Meta, unigram_loss};
 pub use error::DataError;
 pub use prepare::{Progress, Stage, prepare};
+pub use rank::Rank;
 pub use shard::TokenShard;
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
+
+/// A shard of these tokens, for tests.
+#[cfg(test)]
+pub(crate) fn shard_of(path: &std::path::Path, tokens: &[u32], vocab_size: usize) -> TokenShard {
+    let mut writer = shard::ShardWriter::create(path, vocab_size).unwrap();
+    writer.write(tokens).unwrap();
+    writer.finish().unwrap();
+    TokenShard::open(path, vocab_size).unwrap()
+}

@@ -14,11 +14,14 @@ pub struct StreamDecoder<'a> {
     returned: usize,
 }
 
-impl<'a> StreamDecoder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, bytes: Vec::new(), tokens: Vec::new(), returned: 0 }
+impl Tokenizer {
+    /// Decodes tokens one at a time, as they are generated.
+    pub fn stream_decoder(&self) -> StreamDecoder<'_> {
+        StreamDecoder { tokenizer: self, bytes: Vec::new(), tokens: Vec::new(), returned: 0 }
     }
+}
 
+impl StreamDecoder<'_> {
     /// Takes the next token; returns the text that it completes, if any.
     pub fn push(&mut self, token: u32) -> Option<String> {
         let text = if self.tokenizer.is_concatenative() {

@@ -2,7 +2,6 @@
 
 use super::error::DataError;
 use super::hugging_face::HuggingFace;
-use super::stream::StreamDecoder;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -111,11 +110,6 @@ impl Tokenizer {
                 String::from_utf8_lossy(&bytes).into_owned()
             }
         }
-    }
-
-    /// Decodes tokens one at a time, as they are generated.
-    pub fn stream_decoder(&self) -> StreamDecoder<'_> {
-        StreamDecoder::new(self)
     }
 
     /// Whether the bytes of a text are those of its tokens, one after the other.

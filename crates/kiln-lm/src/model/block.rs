@@ -1,63 +1,58 @@
-//! One block: attention and MLP, each behind its RMSNorm.
+//! One block: a mixer and an MLP, each behind its RMSNorm, between residuals.
 
+use super::mixer::{Mixer, MixerCache};
+use super::mlp::Mlp;
+use super::residual::{Residual, Stream};
 use crate::config::ModelConfig;
 use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Initializer};
-use burn::tensor::{Device, Tensor};
+use burn::nn::{Dropout, DropoutConfig};
+use burn::tensor::Device;
 use kiln_nn::prelude::*;
 
-/// Attention and MLP with the norms before them.
-///
-/// The block hands what its MLP returns to whoever comes next instead of adding it itself: the
-/// addition is then one operation with the norm that follows
-/// ([`add_rms_norm`](kiln_ops::add_rms_norm)).
+/// Mixer and MLP with the norms before them.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// Before attention.
-    pub attention_norm: RmsNorm,
-    /// Causal self-attention.
-    pub attention: CausalSelfAttention,
+    /// Before the mixer.
+    pub mixer_norm: RmsNorm,
+    /// What mixes positions.
+    pub mixer: Mixer,
     /// Before the MLP.
     pub mlp_norm: RmsNorm,
-    /// SwiGLU MLP.
-    pub mlp: SwiGlu,
+    /// What works on each position.
+    pub mlp: Mlp,
     dropout: Dropout,
+    #[module(skip)]
+    residual: Residual,
 }
 
 impl Block {
     pub(super) fn new(config: &ModelConfig, device: &Device) -> Self {
         let norm = || RmsNormConfig::new(config.width).with_eps(config.norm_eps).init(device);
-        let rope = RopeOptions { base: config.rope_base, ..RopeOptions::default() };
         Self {
-            attention_norm: norm(),
-            attention: CausalSelfAttentionConfig::new(config.width, config.heads, config.context)
-                .with_kv_heads(Some(config.resolved_kv_heads()))
-                .with_qk_norm(config.qk_norm)
-                .with_norm_eps(config.norm_eps)
-                .with_rope(rope)
-                .with_initializer(Initializer::Zeros)
-                .init(device),
+            mixer_norm: norm(),
+            mixer: Mixer::new(config, device),
             mlp_norm: norm(),
-            mlp: SwiGluConfig::new(config.width, config.resolved_mlp_width())
-                .with_initializer(Initializer::Zeros)
-                .init(device),
+            mlp: Mlp::new(config, device),
             dropout: DropoutConfig::new(config.dropout).init(),
+            residual: Residual::new(config.residual),
         }
     }
 
-    /// From the residual stream `x` and `y`, its norm: the stream after attention, and what the
-    /// MLP adds to it.
-    pub(super) fn forward(
-        &self,
-        x: Tensor<3>,
-        y: Tensor<3>,
-        cache: Option<&mut KvCache>,
-    ) -> (Tensor<3>, Tensor<3>) {
-        let attended = match cache {
-            Some(cache) => self.attention.forward_cached(y, cache),
-            None => self.attention.forward(y),
+    /// The residual stream after the block.
+    pub(super) fn forward(&self, stream: Stream, cache: Option<&mut MixerCache>) -> Stream {
+        let (stream, y) = self.residual.read(stream, &self.mixer_norm);
+        let y = match cache {
+            Some(cache) => self.mixer.forward_cached(y, cache),
+            None => self.mixer.forward(y),
         };
-        let (x, y) = self.mlp_norm.forward_add(self.dropout.forward(attended), x);
-        (x, self.dropout.forward(self.mlp.forward(y)))
+        let stream = self.residual.write(stream, self.dropout.forward(y));
+        let (stream, y) = self.residual.read(stream, &self.mlp_norm);
+        self.residual.write(stream, self.dropout.forward(self.mlp.forward(y)))
+    }
+
+    /// The block after an optimizer step.
+    pub(super) fn after_step(self, step: u64) -> Self {
+        let (mixer, mlp) = (self.mixer.after_step(step), self.mlp.after_step(step));
+        Self { mixer, mlp, ..self }
     }
 }

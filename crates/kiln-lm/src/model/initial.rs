@@ -1,7 +1,9 @@
 //! First values of the parameters, made on the host from the seed and the name of the parameter, so
-//! that they are the same on every device and do not change when a layer is added beside them.
+//! that they are the same on every device and do not change when a layer is added beside them. What has a
+//! value already, such as a buffer, keeps it.
 
 use super::Transformer;
+use crate::names::name;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
 use rand::{Rng, SeedableRng};
@@ -33,15 +35,18 @@ impl ModuleMapper for Initial {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
+        if param.is_initialized() {
+            return param;
+        }
+        let name = name(&self.path.join("."));
         let shape = param.lazy_shape();
-        let values = match path.rsplit('.').collect::<Vec<_>>()[..] {
+        let values = match name.rsplit('.').collect::<Vec<_>>()[..] {
             // The scale of a norm.
             _ if D == 1 => vec![1.0; shape.num_elements()],
             ["weight", "w_o", ..] | ["w_down", ..] => {
-                normal(&path, self.seed, self.residual, shape.num_elements())
+                normal(&name, self.seed, self.residual, shape.num_elements())
             }
-            _ => normal(&path, self.seed, DEVIATION, shape.num_elements()),
+            _ => normal(&name, self.seed, DEVIATION, shape.num_elements()),
         };
         let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
         Param::initialized(param.id, value).set_require_grad(true)
@@ -49,9 +54,9 @@ impl ModuleMapper for Initial {
 }
 
 /// Normal numbers by Box and Muller's transform.
-fn normal(path: &str, seed: u64, deviation: f64, count: usize) -> Vec<f32> {
+pub(super) fn normal(name: &str, seed: u64, deviation: f64, count: usize) -> Vec<f32> {
     let mut key = blake3::Hasher::new_derive_key("kiln-lm 2026 initial parameter values");
-    key.update(&seed.to_le_bytes()).update(path.as_bytes());
+    key.update(&seed.to_le_bytes()).update(name.as_bytes());
     let mut rng = ChaCha8Rng::from_seed(*key.finalize().as_bytes());
     // In (0, 1], so that its logarithm is finite.
     let mut uniform = || ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;

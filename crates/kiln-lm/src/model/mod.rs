@@ -1,15 +1,21 @@
-//! The language model: a decoder-only transformer with pre-norm RMSNorm, RoPE, grouped KV heads and
-//! SwiGLU, all layers through `kiln-ops`.
+//! The language model: a decoder-only transformer with pre-norm RMSNorm. A block is a mixer and an MLP
+//! between residuals, each chosen in the configuration: causal self-attention with RoPE and grouped KV
+//! heads, SwiGLU, plain addition. All layers go through `kiln-ops`.
 //!
 //! ```text
-//! tokens ─ embedding ─ dropout ─┬───────────────(+)──┬─────────(+)─ … ─ norm ─ head ─ logits
-//!                               └─ norm ─ attention ─┘─ norm ─ MLP ─┘
+//! tokens ─ embedding ─ dropout ─┬───────────(+)──┬─────────(+)─ … ─ norm ─ head ─ logits
+//!                               └─ norm ─ mixer ─┘─ norm ─ MLP ─┘
 //! ```
 
 mod block;
 mod initial;
+mod mixer;
+mod mlp;
+mod residual;
 
 pub use block::Block;
+pub use mixer::{Mixer, MixerCache};
+pub use mlp::Mlp;
 
 use crate::config::{ModelConfig, Precision};
 use crate::tensors::{self, TensorsError};
@@ -17,10 +23,9 @@ use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_nn::prelude::*;
+use kiln_ops::device;
+use residual::{Residual, Stream};
 use std::collections::BTreeMap;
-
-/// Prefix of the parameters of the token embedding, which weight decay spares.
-pub const EMBEDDING: &str = "embedding";
 
 /// The language model.
 #[derive(Module, Debug)]
@@ -36,7 +41,35 @@ pub struct Transformer {
     dropout: Dropout,
     context: usize,
     #[module(skip)]
+    residual: Residual,
+    #[module(skip)]
     dtype: DType,
+}
+
+/// What the trainer needs of a model.
+pub trait LanguageModel: Module {
+    /// Mean cross-entropy of `targets` after `tokens`, both `[B, T]`: `[1]` in f32.
+    fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1>;
+
+    /// The model after optimizer step number `step`, counted from 1. Layers with a life of their own, or
+    /// with statistics that lag behind, bring them up to date here; what they keep is part of the
+    /// [record](tensors::record). It must not read from the device, which would wait for it, and what it
+    /// makes of parameters must leave the graph (`Tensor::inner`, not `detach`, which goes on tracking).
+    fn after_step(self, step: u64) -> Self {
+        let _ = step;
+        self
+    }
+}
+
+impl LanguageModel for Transformer {
+    fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
+        Transformer::loss(self, tokens, targets)
+    }
+
+    fn after_step(self, step: u64) -> Self {
+        let blocks = self.blocks.into_iter().map(|block| block.after_step(step)).collect();
+        Self { blocks, ..self }
+    }
 }
 
 impl ModelConfig {
@@ -49,7 +82,7 @@ impl ModelConfig {
         initial::initialize(self.skeleton(vocab_size, device), self.layers, seed)
     }
 
-    /// A model with saved parameters, as [`tensors::parameters`] names them; `what` names their
+    /// A model with everything that was saved of it, as [`tensors::record`] names it; `what` names the
     /// file in errors.
     ///
     /// # Errors
@@ -59,14 +92,14 @@ impl ModelConfig {
         &self,
         vocab_size: usize,
         what: &'static str,
-        parameters: BTreeMap<String, TensorData>,
+        record: BTreeMap<String, TensorData>,
         device: &Device,
     ) -> Result<Transformer, TensorsError> {
-        tensors::with_parameters(what, self.skeleton(vocab_size, device), parameters)
+        tensors::with_record(what, self.skeleton(vocab_size, device), record)
     }
 
     /// The layers, with parameters that have no value yet.
-    fn skeleton(&self, vocab_size: usize, device: &Device) -> Transformer {
+    pub(crate) fn skeleton(&self, vocab_size: usize, device: &Device) -> Transformer {
         let zeros = Initializer::Zeros;
         let head = LinearConfig::new(self.width, vocab_size).with_initializer(zeros.clone());
         let embedding = EmbeddingConfig::new(vocab_size, self.width).with_initializer(zeros);
@@ -77,6 +110,7 @@ impl ModelConfig {
             head: (!self.tied_embeddings).then(|| head.init(device)),
             dropout: DropoutConfig::new(self.dropout).init(),
             context: self.context,
+            residual: Residual::new(self.residual),
             dtype: DType::F32,
         }
     }
@@ -85,10 +119,9 @@ impl ModelConfig {
 impl Precision {
     /// The element type of activations on this device.
     pub fn dtype(self, device: &Device) -> DType {
-        let cuda = kiln_ops::policy::device_name(device).starts_with("cuda");
         match self {
             Precision::Bf16 => DType::BF16,
-            Precision::Auto if cuda => DType::BF16,
+            Precision::Auto if device::is_cuda(device) => DType::BF16,
             Precision::Auto | Precision::F32 => DType::F32,
         }
     }
@@ -132,7 +165,7 @@ impl Transformer {
     /// Logits after the last of `tokens`, which follow those in `cache`: `[B, T]` to `[B, V]`.
     ///
     /// `cache` has one entry a layer, as [`empty_cache`](Self::empty_cache) makes them.
-    pub fn forward_cached(&self, tokens: Tensor<2, Int>, cache: &mut [KvCache]) -> Tensor<2> {
+    pub fn forward_cached(&self, tokens: Tensor<2, Int>, cache: &mut [MixerCache]) -> Tensor<2> {
         let [batch, length] = tokens.dims();
         let y = self.hidden(tokens, Some(cache));
         let width = y.dims()[1];
@@ -141,22 +174,19 @@ impl Transformer {
     }
 
     /// A cache for [`forward_cached`](Self::forward_cached) that has seen nothing.
-    pub fn empty_cache(&self) -> Vec<KvCache> {
-        vec![KvCache::new(); self.blocks.len()]
+    pub fn empty_cache(&self) -> Vec<MixerCache> {
+        self.blocks.iter().map(|block| block.mixer.empty_cache()).collect()
     }
 
     /// What goes into the output projection: `[B·T, width]`.
-    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut [KvCache]>) -> Tensor<2> {
+    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut [MixerCache]>) -> Tensor<2> {
         let [batch, length] = tokens.dims();
         let x = self.embedding.forward(tokens).cast(self.dtype);
-        let mut x = self.dropout.forward(x);
-        let mut y = self.blocks[0].attention_norm.forward(x.clone());
+        let mut stream = Stream::new(self.dropout.forward(x));
         for (i, block) in self.blocks.iter().enumerate() {
-            let cache = cache.as_mut().map(|cache| &mut cache[i]);
-            let (residual, delta) = block.forward(x, y, cache);
-            let norm = self.blocks.get(i + 1).map_or(&self.norm, |next| &next.attention_norm);
-            (x, y) = norm.forward_add(delta, residual);
+            stream = block.forward(stream, cache.as_mut().map(|cache| &mut cache[i]));
         }
+        let (_, y) = self.residual.read(stream, &self.norm);
         let width = y.dims()[2];
         y.reshape([batch * length, width])
     }
@@ -171,7 +201,8 @@ impl Transformer {
     }
 
     fn logits(&self, y: Tensor<2>) -> Tensor<2> {
-        y.matmul(self.head()).cast(DType::F32)
+        let logits = matmul(y, self.head(), MatmulOptions::default());
+        logits.unwrap_or_else(|error| panic!("{error}")).cast(DType::F32)
     }
 }
 

@@ -88,7 +88,63 @@ fn bf16_activations_give_f32_logits_and_gradients() {
     let error = (logits - exact.clone()).abs().max().into_scalar::<f32>();
     assert!(error > 0.0 && error < 0.02, "{error}");
     let grads = model.loss(x.clone(), x).backward();
-    let grad = model.blocks[0].mlp.w_up.val().grad(&grads).unwrap();
+    let Mlp::SwiGlu(mlp) = &model.blocks[0].mlp;
+    let grad = mlp.w_up.val().grad(&grads).unwrap();
     assert_eq!(grad.dtype(), DType::F32);
     assert!(grad.abs().sum().into_scalar::<f32>() > 0.0);
+}
+
+#[test]
+fn parameters_have_the_names_that_checkpoints_give_them() {
+    let untied = ModelConfig { tied_embeddings: false, qk_norm: true, layers: 1, ..config() };
+    let model = untied.init(50, 1, &Device::flex());
+    let names: Vec<String> = tensors::record(&model).into_iter().map(|(name, _)| name).collect();
+    let expected = [
+        "embedding.weight",
+        "blocks.0.attention_norm.weight",
+        "blocks.0.attention.w_q.weight",
+        "blocks.0.attention.w_k.weight",
+        "blocks.0.attention.w_v.weight",
+        "blocks.0.attention.w_o.weight",
+        "blocks.0.attention.q_norm.weight",
+        "blocks.0.attention.k_norm.weight",
+        "blocks.0.mlp_norm.weight",
+        "blocks.0.mlp.w_gate",
+        "blocks.0.mlp.w_up",
+        "blocks.0.mlp.w_down",
+        "norm.weight",
+        "head.weight",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn first_values_are_those_of_every_earlier_version() {
+    // They follow from seed and name: a new name would be another run.
+    let model = config().init(50, 1, &Device::flex());
+    let record: BTreeMap<String, TensorData> = tensors::record(&model).into_iter().collect();
+    let residual = 0.02 / 2.0;
+    for (name, deviation) in [
+        ("embedding.weight", 0.02),
+        ("blocks.1.attention.w_q.weight", 0.02),
+        ("blocks.1.attention.w_o.weight", residual),
+        ("blocks.0.mlp.w_gate", 0.02),
+        ("blocks.0.mlp.w_down", residual),
+    ] {
+        let found: Vec<f32> = record[name].iter::<f32>().collect();
+        assert_eq!(found, initial::normal(name, 1, deviation, found.len()), "{name}");
+    }
+}
+
+#[test]
+fn the_logits_are_a_product_of_kiln_ops() {
+    // Burn's own would be TF32 on CUDA. Only the public function refuses a kernel where there is none.
+    use kiln_ops::policy::{Implementation, force};
+    let device = Device::flex();
+    let model = config().init(50, 1, &device);
+    let y = Tensor::<2>::ones([1, 16], &device);
+    let logits = || force(Implementation::Fused, || model.logits(y.clone()));
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(logits)).unwrap_err();
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(message.starts_with("matmul: the fused kernel cannot run on cpu"), "{message}");
 }

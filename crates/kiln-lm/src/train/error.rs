@@ -74,6 +74,17 @@ pub enum TrainError {
         /// What stays on disk.
         kept: String,
     },
+    /// A group of `[[optimizer.groups]]` holds no parameter.
+    #[error(
+        "optimizer.groups: `{pattern}` is no parameter of the model, expected a pattern for some of: {}",
+        .names.join(", ")
+    )]
+    NoSuchParameters {
+        /// The pattern.
+        pattern: String,
+        /// Names of all parameters.
+        names: Vec<String>,
+    },
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),

@@ -15,7 +15,7 @@ impl Trainer {
     /// Mean loss over the validation batches, without dropout and autodiff.
     pub(super) fn evaluate(&mut self) -> Result<Evaluation, TrainError> {
         let model = self.model().valid();
-        let device = self.device.clone().inner();
+        let device = self.replica.device().clone().inner();
         let mut windows = Vec::with_capacity(self.validation.len());
         let mut losses = Vec::with_capacity(self.validation.len());
         for batch in self.validation.iter() {

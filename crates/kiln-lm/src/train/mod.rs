@@ -1,5 +1,7 @@
 //! The training loop, by optimizer steps.
 //!
+//! What one replica does (`replica.rs`) is apart from what the run does: files, metrics, evaluations.
+//!
 //! One step: `accumulation` forward and backward passes over batches of windows, the global
 //! gradient norm, clipping, AdamW at the scheduled learning rate. Now and then: metrics, the
 //! validation loss, a sample, a checkpoint.
@@ -13,6 +15,8 @@
 mod error;
 mod evaluate;
 mod observer;
+mod optimizer;
+mod replica;
 mod state;
 mod steps;
 mod trained;
@@ -21,26 +25,22 @@ pub use error::TrainError;
 pub use observer::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
 pub use trained::{Trained, Which};
 
-use crate::config::{Config, OptimizerConfig, TrainConfig};
-use crate::data::{Batch, BatchSampler, Dataset, ValidationBatches};
-use crate::model::{EMBEDDING, Transformer};
+use crate::config::{Config, TrainConfig};
+use crate::data::{Batch, Dataset, ValidationBatches};
+use crate::model::Transformer;
 use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kiln_optim::prelude::*;
-use state::{Moving, State};
+use replica::Replica;
+use state::State;
 use std::time::Duration;
 
-/// A run: model, optimizer, data and folder, and where it is.
+/// A run: a replica of the model, data and folder, and where it is.
 pub struct Trainer {
     config: Config,
     dataset: Dataset,
-    device: Device,
     dtype: DType,
-    /// Away only while the optimizer maps it.
-    model: Option<Transformer>,
-    optimizer: AdamW,
-    sampler: BatchSampler,
+    replica: Replica<Transformer>,
     validation: ValidationBatches,
     /// Tokens that samples continue.
     prompt: Vec<u32>,
@@ -65,17 +65,22 @@ impl Trainer {
     /// # Errors
     ///
     /// [`TrainError`] if the configuration is out of range, a split is shorter than one window,
-    /// the prompt of the samples has unknown characters, or the folder cannot be used.
+    /// the prompt of the samples has unknown characters, a group of the optimizer holds no parameter, or
+    /// the folder cannot be used.
     pub fn new(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
         dataset.check_window(config.model.context)?;
         let prompt = sample_prompt(&config, &dataset)?;
+        let device = device.clone().autodiff();
+        optimizer::optimizer(
+            &config.optimizer,
+            &config.model.skeleton(dataset.meta.vocab_size, &device),
+        )?;
         // Made when everything else is known to fit.
         let run = RunDir::create(&config.train.out, &config)?;
         let store = run.open_checkpoints(config.train.keep)?;
-        let device = device.clone().autodiff();
-        let moving = Moving::first(&config, &dataset, &device);
-        Self::open(config, dataset, device, run, store, prompt, moving)
+        let begin = state::first(&config, &dataset, &device)?;
+        Self::open(config, dataset, run, store, prompt, begin)
     }
 
     /// Goes on with the run in the folder `config.train.out` from its newest whole checkpoint, or
@@ -93,12 +98,12 @@ impl Trainer {
         let store = run.open_checkpoints(config.train.keep)?;
         let latest = store.latest()?;
         let device = device.clone().autodiff();
-        let moving = match &latest.checkpoint {
-            Some(checkpoint) => Moving::restored(&config, &dataset, &device, checkpoint)?,
-            None => Moving::first(&config, &dataset, &device),
+        let begin = match &latest.checkpoint {
+            Some(checkpoint) => state::restored(&config, &dataset, &device, checkpoint)?,
+            None => state::first(&config, &dataset, &device)?,
         };
         run.save_config(&config)?;
-        let mut trainer = Self::open(config, dataset, device, run, store, prompt, moving)?;
+        let mut trainer = Self::open(config, dataset, run, store, prompt, begin)?;
         trainer.rejected = latest.rejected.iter().map(ToString::to_string).collect();
         Ok(trainer)
     }
@@ -106,32 +111,27 @@ impl Trainer {
     fn open(
         config: Config,
         dataset: Dataset,
-        device: Device,
         run: RunDir,
         store: CheckpointStore,
         prompt: Vec<u32>,
-        moving: Moving,
+        (replica, state): (Replica<Transformer>, State),
     ) -> Result<Self, TrainError> {
-        let Moving { model, optimizer, sampler, state } = moving;
         let tokenizer = dataset.tokenizer.to_json()?;
         run.save_file(&run.tokenizer(), tokenizer.as_bytes())?;
         let shard = dataset.validation.clone();
         let TrainConfig { batch_size, eval_batches, precision, .. } = config.train;
         let context = config.model.context;
-        let dtype = precision.dtype(&device);
+        let dtype = precision.dtype(replica.device());
         let resume_from = (state.step > 0).then_some(state.step);
         Ok(Self {
             validation: ValidationBatches::new(shard, batch_size, context, eval_batches)?,
             metrics: run.open_metrics(resume_from)?,
             events: run.open_tensorboard(resume_from)?,
-            model: Some(model.with_activations(dtype)),
             prompt,
-            optimizer,
             config,
             dataset,
-            device,
             dtype,
-            sampler,
+            replica,
             run,
             store,
             state,
@@ -145,7 +145,7 @@ impl Trainer {
 
     /// The model as it is now.
     pub fn model(&self) -> &Transformer {
-        self.model.as_ref().expect("only away while the optimizer maps it")
+        self.replica.model()
     }
 
     /// Optimizer steps done.
@@ -175,17 +175,6 @@ impl Trainer {
             rejected: self.rejected.clone(),
         }
     }
-}
-
-/// AdamW whose decay spares norms, biases and embeddings.
-fn optimizer(config: &OptimizerConfig, model: &Transformer) -> AdamW {
-    let decayed = AdamWConfig::new()
-        .with_beta1(config.beta1)
-        .with_beta2(config.beta2)
-        .with_eps(config.eps)
-        .with_weight_decay(config.weight_decay);
-    let spared = below_rank_two(model).fuse(&ParamGroup::from_path(EMBEDDING));
-    decayed.init().with_group(spared, decayed.with_weight_decay(0.0))
 }
 
 /// The tokens that samples continue: at least one.

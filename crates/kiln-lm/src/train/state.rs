@@ -1,13 +1,12 @@
-//! What a checkpoint holds: parameters, moments, and where the run is.
+//! What a checkpoint holds: the model, the state of the optimizer, and where the run is.
 
-use super::{TrainError, Trainer, optimizer};
+use super::replica::Replica;
+use super::{TrainError, Trainer};
 use crate::config::{self, Config};
 use crate::data::{BatchSampler, Dataset, SamplerState};
 use crate::model::Transformer;
 use crate::run::Checkpoint;
-use crate::tensors::{from_safetensors, parameters, to_safetensors};
 use burn::tensor::Device;
-use kiln_optim::AdamW;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -75,22 +74,21 @@ impl DataId {
 impl Trainer {
     /// Writes a checkpoint of the step and returns its folder.
     pub(super) fn save(&self, validation_loss: Option<f32>) -> Result<PathBuf, TrainError> {
-        let parameters = parameters(self.model());
-        for (name, data) in &parameters {
+        let record = self.replica.record();
+        for (name, data) in &record {
             // A step may leave the range of f32 with a loss and a norm that were still in it.
             if let Some(value) = data.iter::<f32>().find(|value| !value.is_finite()) {
                 return Err(self.diverged(self.state.step, format!("parameter `{name}`"), value));
             }
         }
-        let model = to_safetensors(MODEL, &parameters)?;
-        let optimizer = to_safetensors(OPTIMIZER, &self.optimizer.state(self.model()))?;
-        let state = State { sampler: self.sampler.state(), ..self.state.clone() };
+        let [model, optimizer] = self.replica.files(&record)?;
+        let state = State { sampler: self.replica.position(), ..self.state.clone() };
         let state = serde_json::to_vec_pretty(&state).expect("plain numbers and strings");
         let config = config::to_toml(&self.config)?;
         let tokenizer = self.dataset.tokenizer.to_json()?;
         let files: [(&str, &[u8]); 5] = [
-            (MODEL, &model),
-            (OPTIMIZER, &optimizer),
+            (model.0, &model.1),
+            (optimizer.0, &optimizer.1),
             (STATE, &state),
             (CONFIG, config.as_bytes()),
             (TOKENIZER, tokenizer.as_bytes()),
@@ -99,55 +97,42 @@ impl Trainer {
     }
 }
 
-/// Everything that changes from step to step.
-pub(super) struct Moving {
-    pub(super) model: Transformer,
-    pub(super) optimizer: AdamW,
-    pub(super) sampler: BatchSampler,
-    pub(super) state: State,
+/// Before the first step.
+pub(super) fn first(
+    config: &Config,
+    dataset: &Dataset,
+    device: &Device,
+) -> Result<(Replica<Transformer>, State), TrainError> {
+    let (data, seed) = (DataId::of(dataset), config.train.seed);
+    let model = config.model.init(data.vocab_size, seed, device);
+    let model = model.with_activations(config.train.precision.dtype(device));
+    let sampler = BatchSampler::new(dataset.train.clone(), seed);
+    let state = State {
+        step: 0,
+        tokens: 0,
+        sampler: sampler.state(),
+        first_loss: None,
+        last_loss: None,
+        best_validation: None,
+        data,
+    };
+    Ok((Replica::new(config, model, sampler, device.clone())?, state))
 }
 
-impl Moving {
-    /// Before the first step.
-    pub(super) fn first(config: &Config, dataset: &Dataset, device: &Device) -> Self {
-        let (data, seed) = (DataId::of(dataset), config.train.seed);
-        let model = config.model.init(data.vocab_size, seed, device);
-        let sampler = BatchSampler::new(dataset.train.clone(), seed);
-        let state = State {
-            step: 0,
-            tokens: 0,
-            sampler: sampler.state(),
-            first_loss: None,
-            last_loss: None,
-            best_validation: None,
-            data,
-        };
-        Self { optimizer: optimizer(&config.optimizer, &model), model, sampler, state }
-    }
-
-    /// As in a checkpoint, which must be of the same data and model.
-    pub(super) fn restored(
-        config: &Config,
-        dataset: &Dataset,
-        device: &Device,
-        checkpoint: &Checkpoint,
-    ) -> Result<Self, TrainError> {
-        let path = checkpoint.path();
-        let state = read_state(checkpoint)?;
-        state.data.check(&DataId::of(dataset))?;
-
-        let tensors = |name| -> Result<_, TrainError> {
-            let bytes = checkpoint.read(name)?;
-            from_safetensors(name, &bytes).map_err(|error| TrainError::unfit(path, error))
-        };
-        let model = config.model.restore(state.data.vocab_size, MODEL, tensors(MODEL)?, device);
-        let model = model.map_err(|error| TrainError::unfit(path, error))?;
-        let mut optimizer = optimizer(&config.optimizer, &model);
-        let loaded = optimizer.load_state(&model, state.step, tensors(OPTIMIZER)?);
-        loaded.map_err(|error| TrainError::unfit(path, error))?;
-        let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);
-        Ok(Self { model, optimizer, sampler, state })
-    }
+/// As in a checkpoint, which must be of the same data and model.
+pub(super) fn restored(
+    config: &Config,
+    dataset: &Dataset,
+    device: &Device,
+    checkpoint: &Checkpoint,
+) -> Result<(Replica<Transformer>, State), TrainError> {
+    let state = read_state(checkpoint)?;
+    state.data.check(&DataId::of(dataset))?;
+    let skeleton = config.model.skeleton(state.data.vocab_size, device);
+    let skeleton = skeleton.with_activations(config.train.precision.dtype(device));
+    let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);
+    let replica = Replica::restored(config, skeleton, sampler, device.clone(), checkpoint)?;
+    Ok((replica, state))
 }
 
 /// Where the run was when the checkpoint was saved.

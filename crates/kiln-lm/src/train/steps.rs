@@ -1,10 +1,9 @@
 //! The loop, and one optimizer step.
 
-use super::{Observer, Outcome, StepMetrics, Summary, TrainError, Trainer, derived_seed, tensors};
+use super::{Observer, Outcome, StepMetrics, Summary, TrainError, Trainer};
 use crate::run::Kind;
 use burn::tensor::Tensor;
-use kiln_ops::policy;
-use kiln_optim::prelude::*;
+use kiln_ops::device;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -40,7 +39,7 @@ impl Trainer {
             let log = due(train.log_every) || step == 1;
             let (evaluate, sample) = (due(train.eval_every), due(train.sample_every));
             let checkpoint = due(train.checkpoint_every);
-            let look = !policy::is_cube(&self.device) || self.pending.len() >= LOOK_EVERY;
+            let look = !device::is_cube(self.replica.device()) || self.pending.len() >= LOOK_EVERY;
             if !(log || evaluate || sample || checkpoint) {
                 if look {
                     self.look()?;
@@ -102,37 +101,8 @@ impl Trainer {
     /// [`look`](Self::look): a read waits for the device, which is then idle while the
     /// next step is prepared.
     fn optimizer_step(&mut self) -> Result<(), TrainError> {
-        let train = &self.config.train;
-        let mut gradients = GradientsAccumulator::new();
-        let mut losses = Vec::with_capacity(train.accumulation);
-        for micro in 0..train.accumulation {
-            let batch = self.sampler.next_batch(train.batch_size, self.config.model.context)?;
-            let (inputs, targets) = tensors(batch, &self.device);
-            if self.config.model.dropout > 0.0 {
-                let seed = derived_seed(train.seed, self.state.step, micro as u64);
-                self.device.seed(seed);
-            }
-            let model = self.model();
-            let loss = model.loss(inputs, targets).div_scalar(train.accumulation as f64);
-            let grads = GradientsParams::from_grads(loss.backward(), model);
-            gradients.accumulate(model, grads);
-            losses.push(loss.inner());
-        }
-        let loss = Tensor::cat(losses, 0).sum();
-
-        let grads = gradients.grads();
-        let (grads, norm) = match self.config.optimizer.clip_norm {
-            0.0 => {
-                let norm = global_norm(self.model(), &grads);
-                (grads, norm)
-            }
-            max => clip_global_norm(self.model(), grads, max),
-        };
         let rate = self.learning_rate(self.state.step);
-        if let Some(model) = self.model.take() {
-            self.model = Some(self.optimizer.step(model, grads, rate));
-        }
-        self.pending.push(Tensor::cat(vec![loss, norm], 0));
+        self.pending.push(self.replica.step(&self.config, rate)?);
         self.state.step += 1;
         self.state.tokens += self.tokens_per_step() as u64;
         Ok(())

@@ -3,6 +3,7 @@
 
 pub mod audit;
 
+use crate::device::{self, Hardware};
 use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
@@ -62,7 +63,7 @@ fn row_stride(shape: &[usize], strides: &[usize]) -> Option<usize> {
 /// Bytes that must divide where a slice of a tensor begins and ends for Burn to keep a view: it copies
 /// any other. None where there are no kernels.
 pub fn view_alignment(device: &Device) -> Option<usize> {
-    let client = crate::policy::client(device)?;
+    let client = device::client(device)?;
     Some(client.properties().memory.alignment as usize)
 }
 
@@ -141,7 +142,7 @@ fn pitched(shape: &Shape, pitch: usize) -> Metadata {
 /// Whether a result may take this tensor's memory: nobody else holds it. wgpu refuses a buffer that is
 /// read and written in one launch, and an audit wants outputs of its own.
 pub(crate) fn reusable(tensor: &CubeTensor) -> bool {
-    tensor.client.name() == "cuda"
+    Hardware::of(&tensor.client).ptx
         && tensor.is_contiguous()
         && tensor.can_mut()
         && !audit::running()
@@ -174,7 +175,7 @@ pub fn grid(client: &Client, cubes: usize) -> CubeCount {
 
 /// Number of multiprocessors, or a guess where the device does not say.
 pub(crate) fn multiprocessors(client: &Client) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(8) as usize
+    Hardware::of(client).multiprocessors.unwrap_or(8)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Which implementation of an operator runs: the fused kernel or the reference.
 //!
 //! [`Implementation::Auto`] takes what a measured [`Table`] found faster for the operator, size
-//! class, element type and device, and without an entry the fused kernel on CubeCL devices and the
+//! class, element type and kind of device, and without an entry the fused kernel on CubeCL devices and the
 //! reference elsewhere. Asking for [`Implementation::Fused`] where it cannot run is an error, never
 //! a silent fallback.
 
@@ -10,7 +10,6 @@ mod table;
 pub use table::{Measured, Table};
 
 use crate::OpError;
-use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -74,7 +73,11 @@ thread_local! {
 }
 
 /// Replaces the policy of the process.
-pub fn set(policy: Policy) {
+///
+/// Tables of earlier versions name CUDA devices by index. Such a measurement counts for every GPU of the
+/// kind that this machine has at that index.
+pub fn set(mut policy: Policy) {
+    policy.table.resolve(crate::device::cuda_kind);
     *POLICY.write().unwrap_or_else(|e| e.into_inner()) = Some(policy);
 }
 
@@ -179,66 +182,5 @@ fn kernel_runs(call: &Call<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether kernels can run on this device: CUDA, wgpu and Vulkan are CubeCL devices.
-pub fn is_cube(device: &Device) -> bool {
-    fn inner(device: &DispatchDevice) -> bool {
-        match device {
-            #[cfg(feature = "cube")]
-            DispatchDevice::Cube(_) => true,
-            DispatchDevice::Autodiff(device) => inner(device),
-            #[allow(unreachable_patterns)] // every variant is behind a feature
-            _ => false,
-        }
-    }
-    inner(device.as_dispatch())
-}
-
-/// The client of a CubeCL device.
-#[cfg(feature = "cube")]
-pub(crate) fn client(device: &Device) -> Option<cubecl::client::Client> {
-    fn inner(device: &DispatchDevice) -> Option<cubecl::client::Client> {
-        match device {
-            DispatchDevice::Cube(device) => Some(device.client()),
-            DispatchDevice::Autodiff(device) => inner(device),
-            #[allow(unreachable_patterns)] // every variant is behind a feature
-            _ => None,
-        }
-    }
-    inner(device.as_dispatch())
-}
-
-/// Whether this is a CUDA device.
-#[cfg(feature = "cuda")]
-pub fn is_cuda(device: &Device) -> bool {
-    fn inner(device: &DispatchDevice) -> bool {
-        match device {
-            DispatchDevice::Cube(device) => matches!(device, cubecl::Device::Cuda(_)),
-            DispatchDevice::Autodiff(device) => inner(device),
-            #[allow(unreachable_patterns)] // every variant is behind a feature
-            _ => false,
-        }
-    }
-    inner(device.as_dispatch())
-}
-
-/// Short name of a device, as in `--device`: `cuda:0`, `wgpu`, `cpu`, `ndarray`.
-pub fn device_name(device: &Device) -> String {
-    fn inner(device: &DispatchDevice) -> String {
-        match device {
-            #[cfg(feature = "cube")]
-            DispatchDevice::Cube(device) => match device {
-                #[cfg(feature = "cuda")]
-                cubecl::Device::Cuda(device) => format!("cuda:{}", device.index),
-                other => other.client().name().split('<').next().unwrap_or("cube").to_string(),
-            },
-            #[cfg(feature = "flex")]
-            DispatchDevice::Flex(_) => "cpu".into(),
-            #[cfg(feature = "ndarray")]
-            DispatchDevice::NdArray(_) => "ndarray".into(),
-            DispatchDevice::Autodiff(device) => inner(device),
-            #[allow(unreachable_patterns)]
-            other => format!("{other:?}").to_lowercase(),
-        }
-    }
-    inner(device.as_dispatch())
-}
+// Facts about devices stand in `device`; these are for those who look for them here.
+pub use crate::device::{is_cube, is_cuda, name as device_name};

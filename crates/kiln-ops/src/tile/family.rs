@@ -1,8 +1,8 @@
 //! Which family of kernels a product runs on.
 
+use crate::device::{self, Hardware};
 use burn::tensor::{DType, Device};
 use cubecl::client::Client;
-use cubecl::ir::features::Tma;
 use std::cell::Cell;
 
 /// A family of product kernels.
@@ -36,18 +36,12 @@ impl Family {
     /// Whether it runs on this device with operands of this element type.
     fn runs(self, client: &Client, dtype: DType) -> bool {
         let half = matches!(dtype, DType::BF16 | DType::F16);
-        let features = client.features();
-        // They are written in PTX, which CUDA C++ alone takes.
-        let tensor_cores = half && cfg!(feature = "cuda") && client.name() == "cuda";
+        // The others are written in PTX.
+        let (hardware, tensor_cores) = (Hardware::of(client), half && cfg!(feature = "cuda"));
         match self {
-            // wgmma exists on this one architecture.
-            Self::Wgmma => {
-                tensor_cores
-                    && features.tma.contains(Tma::Base)
-                    && client.properties().identity.fingerprint == "ptx_sm90"
-            }
-            Self::MmaTma => tensor_cores && features.tma.contains(Tma::Base),
-            Self::Mma => tensor_cores && features.copy_async,
+            Self::Wgmma => tensor_cores && hardware.wgmma,
+            Self::MmaTma => tensor_cores && hardware.tma,
+            Self::Mma => tensor_cores && hardware.async_copies,
             Self::Simt => true,
         }
     }
@@ -96,7 +90,7 @@ pub(crate) fn forced() -> Option<Family> {
 
 /// The families that run on a device, the fastest first; none where there are no kernels.
 pub fn families(device: &Device, dtype: DType) -> Vec<Family> {
-    match crate::policy::client(device) {
+    match device::client(device) {
         Some(client) => available(&client, dtype),
         None => vec![],
     }

@@ -1,6 +1,6 @@
 //! Reading, overriding and writing configurations, and the lines that name what is wrong.
 
-use super::super::{Precision, ScheduleKind, TokenizerConfig};
+use super::super::{GroupConfig, OptimizerKind, Precision, ScheduleKind, TokenizerConfig};
 use super::*;
 
 const TEXT: &str = r#"# A small run.
@@ -177,6 +177,61 @@ fn wrong_types_come_with_the_line_and_what_was_expected() {
         line.starts_with("x.toml:3: data.tokenizer.bpe: invalid type: boolean `true`"),
         "{line}"
     );
+}
+
+#[test]
+fn groups_of_parameters_are_read_and_written() {
+    let text = format!(
+        "{TEXT}[optimizer]\nkind = \"adamw\"\nweight_decay = 0.2\n\
+         [[optimizer.groups]]\nparameters = \"embedding.*\"\nlearning_rate_scale = 0.5\n\
+         [[optimizer.groups]]\nparameters = \"*.mlp.*\"\nkind = \"adamw\"\nweight_decay = 0\n"
+    );
+    let config = parse(&text, "x.toml", &[]).expect("valid");
+    let group = |parameters: &str, kind, learning_rate_scale, weight_decay| GroupConfig {
+        parameters: parameters.into(),
+        kind,
+        learning_rate_scale,
+        weight_decay,
+    };
+    let adamw = Some(OptimizerKind::AdamW);
+    let expected = [group("embedding.*", None, 0.5, None), group("*.mlp.*", adamw, 1.0, Some(0.0))];
+    assert_eq!(config.optimizer.groups, expected);
+    let written = to_toml(&config).expect("writable");
+    assert_eq!(parse(&written, "written", &[]).expect(&written), config, "{written}");
+    let set = ["optimizer.groups=[{ parameters = 'head.*', weight_decay = 0.3 }]".to_string()];
+    let config = parse(&text, "x.toml", &set).expect("valid");
+    assert_eq!(config.optimizer.groups, [group("head.*", None, 1.0, Some(0.3))]);
+
+    let line = error(&format!("{text}decay = 0\n"), &[]);
+    assert!(
+        line.contains("unknown key 'decay' in [optimizer.groups], expected one of: parameters,"),
+        "{line}"
+    );
+    assert!(line.starts_with("x.toml:23: "), "{line}");
+    let line =
+        error(&format!("{text}kind = \"muon\"\n").replacen("kind = \"adamw\"\n", "", 2), &[]);
+    assert!(line.contains("optimizer.groups.kind: unknown variant `muon`"), "{line}");
+    let line = error(TEXT, &["optimizer.groups=[{ weight_decay = 0.3 }]"]);
+    assert!(line.contains("[optimizer.groups] lacks the key 'parameters'"), "{line}");
+    let line = error(&format!("{TEXT}[optimizer.groups]\nparameters = \"a\"\n"), &[]);
+    assert!(line.contains("optimizer.groups: invalid type: table, expected [[…]]"), "{line}");
+}
+
+#[test]
+fn the_parts_of_a_block_are_chosen_and_unknown_ones_are_named() {
+    let chosen = with(&["model.mixer=attention", "model.mlp=swiglu", "model.residual=plain"]);
+    assert_eq!(chosen.expect("valid").model, with(&[]).expect("valid").model);
+    for (set, known) in [
+        ("model.mixer=convolution", "attention"),
+        ("model.mlp=relu", "swiglu"),
+        ("model.residual=none", "plain"),
+        ("optimizer.kind=sgd", "adamw"),
+    ] {
+        let (key, value) = set.split_once('=').unwrap();
+        let line = error(TEXT, &[set]);
+        let expected = format!("--set {set}: {key}: unknown variant `{value}`, expected `{known}`");
+        assert_eq!(line, expected);
+    }
 }
 
 #[test]

@@ -1,8 +1,16 @@
 //! Opening a device by name, as every program of Kiln does it: `auto`, `cuda`, `cuda:1`, `wgpu`,
-//! `vulkan`, `cpu`, `ndarray`.
+//! `vulkan`, `cpu`, `ndarray`; and what is known of one that is open.
 //!
 //! What a device needs is looked at before it is opened, so that a missing driver or toolkit is an
 //! error that says so.
+
+mod facts;
+
+#[cfg(feature = "cube")]
+pub(crate) use facts::client;
+#[cfg(feature = "cube")]
+pub use facts::{Hardware, hardware};
+pub use facts::{is_cube, is_cuda, kind, name};
 
 use burn::tensor::Device;
 
@@ -186,20 +194,24 @@ fn cuda(index: usize) -> Result<Opened, DeviceError> {
     }
 }
 
-/// The GPU's name, or what CUDA lacks here.
+/// The kind of the CUDA device of this index, as [`kind`] has it, without opening it; `None` if there is
+/// no such GPU.
+pub(crate) fn cuda_kind(index: usize) -> Option<String> {
+    #[cfg(feature = "cuda")]
+    return gpu(index).ok().map(|part| facts::kind_of("cuda", &part));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = index;
+        None
+    }
+}
+
+/// The GPU's name, or what CUDA lacks here to compile for it.
 #[cfg(feature = "cuda")]
 fn cuda_model(index: usize) -> Result<String, String> {
-    use cudarc::{driver, nvrtc};
-    // SAFETY: both only try to open a shared library.
-    if !unsafe { driver::sys::is_culib_present() } {
-        return Err("the NVIDIA driver (libcuda) was not found".into());
-    }
-    driver::result::init().map_err(|e| format!("the NVIDIA driver does not start: {e}"))?;
-    let count = driver::result::device::get_count().map_err(|e| format!("no GPU listed: {e}"))?;
-    if index >= count as usize {
-        return Err(format!("there are {count} CUDA devices, no index {index}"));
-    }
-    // SAFETY: as above.
+    use cudarc::nvrtc;
+    let name = gpu(index)?;
+    // SAFETY: it only tries to open a shared library.
     if !unsafe { nvrtc::sys::is_culib_present() } {
         return Err("NVRTC (libnvrtc, of the CUDA toolkit) was not found".into());
     }
@@ -210,6 +222,22 @@ fn cuda_model(index: usize) -> Result<String, String> {
             "{} was not found: set CUDA_PATH to the CUDA toolkit",
             header.display()
         ));
+    }
+    Ok(name)
+}
+
+/// The GPU's name, or why there is none.
+#[cfg(feature = "cuda")]
+fn gpu(index: usize) -> Result<String, String> {
+    use cudarc::driver;
+    // SAFETY: it only tries to open a shared library.
+    if !unsafe { driver::sys::is_culib_present() } {
+        return Err("the NVIDIA driver (libcuda) was not found".into());
+    }
+    driver::result::init().map_err(|e| format!("the NVIDIA driver does not start: {e}"))?;
+    let count = driver::result::device::get_count().map_err(|e| format!("no GPU listed: {e}"))?;
+    if index >= count as usize {
+        return Err(format!("there are {count} CUDA devices, no index {index}"));
     }
     let device = driver::result::device::get(index as i32).map_err(|e| e.to_string())?;
     driver::result::device::get_name(device).map_err(|e| e.to_string())
@@ -230,6 +258,6 @@ mod tests {
     #[test]
     fn auto_always_finds_something() {
         let opened = open("auto").unwrap();
-        assert!(opened.name == "cpu" || opened.name.starts_with("cuda"), "{opened:?}");
+        assert!(opened.name == "cpu" || is_cuda(&opened.device), "{opened:?}");
     }
 }

@@ -1,0 +1,311 @@
+//! What an operator is to this crate: data and a few functions.
+
+use crate::attributes::{Attribute, Attributes};
+use crate::host::{HostTensor, Input};
+use burn::tensor::{DType, Int, Tensor};
+use kiln_ops::OpError;
+use std::collections::BTreeMap;
+
+/// What an input holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// Numbers in the element type of the operation, which the first of them decides.
+    Float,
+    /// Small float tensors that are f32 whatever the element type of the operation.
+    F32,
+    /// Class indices below this dimension, or the attribute `ignore_index`.
+    Classes(&'static str),
+}
+
+/// An input.
+#[derive(Debug, Clone, Copy)]
+pub struct InputSpec {
+    /// Name.
+    pub name: &'static str,
+    /// Shape: names of dimensions, `...` for any leading ones, numbers for themselves.
+    pub shape: &'static [&'static str],
+    /// What it holds.
+    pub holds: Holds,
+    /// Mean of its test data: away from 0 and 1 where those hide mistakes.
+    pub mean: f64,
+    /// A weight matrix `[in, out]`: its data is divided by the root of `in`, so that products
+    /// neither grow nor saturate.
+    pub fan_in: bool,
+}
+
+/// An output.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputSpec {
+    /// Name.
+    pub name: &'static str,
+    /// Shape, in the inputs' names.
+    pub shape: &'static [&'static str],
+    /// f32 whatever the element type of the operation.
+    pub f32: bool,
+}
+
+/// An operator as data.
+#[derive(Debug)]
+pub struct Spec {
+    /// Name.
+    pub name: &'static str,
+    /// One line of what it computes.
+    pub formula: &'static str,
+    /// Inputs, in order.
+    pub inputs: &'static [InputSpec],
+    /// Attributes.
+    pub attributes: &'static [Attribute],
+    /// Outputs, in order.
+    pub outputs: &'static [OutputSpec],
+    /// Whether it has a backward.
+    pub differentiable: bool,
+    /// Whether it has a fused kernel.
+    pub kernel: bool,
+    /// Roundings to the element type on the longest way to an output and to a gradient: what the
+    /// gate allows.
+    pub roundings: (u32, u32),
+    /// Whether f32 outputs come after a rounding to the element type (a product's).
+    pub rounds_inside: bool,
+}
+
+/// A call on tensors of a device.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Inputs in the order of the spec.
+    pub inputs: &'a [Input],
+    /// Attributes.
+    pub attributes: &'a Attributes,
+}
+
+impl Call<'_> {
+    /// A float input of rank `D`.
+    pub fn float<const D: usize>(&self, index: usize) -> Tensor<D> {
+        let Input::Float { rows, shape, .. } = &self.inputs[index] else {
+            unreachable!("the spec says that input {index} is float")
+        };
+        let shape: [usize; D] = shape.as_slice().try_into().expect("the rank was checked");
+        rows.clone().reshape(shape)
+    }
+
+    /// A float input as rows of its last dimension.
+    pub fn rows(&self, index: usize) -> Tensor<2> {
+        let Input::Float { rows, .. } = &self.inputs[index] else {
+            unreachable!("the spec says that input {index} is float")
+        };
+        rows.clone()
+    }
+
+    /// An integer input of rank 1.
+    pub fn int(&self, index: usize) -> Tensor<1, Int> {
+        let Input::Int { flat, .. } = &self.inputs[index] else {
+            unreachable!("the spec says that input {index} is integer")
+        };
+        flat.clone()
+    }
+}
+
+/// A call on tensors of the host, for the oracle.
+#[derive(Debug)]
+pub struct HostCall<'a> {
+    /// Inputs in the order of the spec.
+    pub inputs: &'a [HostTensor],
+    /// Attributes.
+    pub attributes: &'a Attributes,
+}
+
+/// Shapes of the inputs, and attributes that are not the default.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// One shape an input.
+    pub shapes: Vec<Vec<usize>>,
+    /// Attributes.
+    pub attributes: Vec<(&'static str, String)>,
+}
+
+impl Case {
+    /// With default attributes.
+    pub fn new<const N: usize>(shapes: [&[usize]; N]) -> Self {
+        Self { shapes: shapes.map(<[usize]>::to_vec).to_vec(), attributes: vec![] }
+    }
+
+    /// With one more attribute.
+    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.attributes.push((name, value.to_string()));
+        self
+    }
+
+    /// The attributes, defaults included.
+    ///
+    /// # Errors
+    ///
+    /// One line if a value does not fit.
+    pub fn attributes(&self, spec: &Spec) -> Result<Attributes, String> {
+        let given = self.attributes.iter().map(|(k, v)| (k.to_string(), v.clone())).collect();
+        Attributes::read(spec.name, spec.attributes, &given)
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let join =
+            |shape: &Vec<usize>| shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×");
+        f.write_str(&join(&self.shapes[0]))?;
+        for (i, shape) in self.shapes.iter().enumerate().skip(1) {
+            if !self.shapes[..i].contains(shape) && shape.len() > 1 {
+                write!(f, ", {}", join(shape))?;
+            }
+        }
+        for (name, value) in &self.attributes {
+            write!(f, " {name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a pass cannot avoid.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    /// Bytes read once plus bytes written once.
+    pub bytes: f64,
+    /// Floating-point operations.
+    pub flops: f64,
+}
+
+/// Size of the shapes to time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// Where launches dominate: the layers of a quickstart model.
+    Small,
+    /// The layers of a 124M model.
+    Train,
+    /// Where a kernel fills the GPU.
+    Large,
+}
+
+/// An operator.
+pub trait Operator: Sync {
+    /// What is known of it.
+    fn spec(&self) -> &'static Spec;
+
+    /// Calls the public function; outputs come back flat, in the order of the spec.
+    ///
+    /// # Errors
+    ///
+    /// What the public function returns.
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError>;
+
+    /// What the forward keeps for [`backward_kernels`](Self::backward_kernels) beside the inputs.
+    fn saved(&self, _call: &Call<'_>) -> Vec<Tensor<2>> {
+        vec![]
+    }
+
+    /// The kernels of the backward, called past autodiff, whose bookkeeping on the host takes
+    /// longer than many of them; none if the operator has no such way. What [`saved`](Self::saved) made
+    /// follows the inputs. For timing only.
+    fn backward_kernels(
+        &self,
+        _call: &Call<'_>,
+        _cotangents: &[Tensor<1>],
+    ) -> Option<Vec<Tensor<2>>> {
+        None
+    }
+
+    /// The outputs in float64.
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor>;
+
+    /// The gradients in float64, one for each float input, for one cotangent for each output.
+    fn oracle_backward(&self, call: &HostCall<'_>, cotangents: &[HostTensor]) -> Vec<HostTensor>;
+
+    /// Whether it is made of tile products, which come in families: the gate runs them all.
+    fn tiled(&self) -> bool {
+        false
+    }
+
+    /// Whether its reference is Burn's matrix product, which multiplies f32 in TF32 on CUDA.
+    fn tf32_reference(&self) -> bool {
+        false
+    }
+
+    /// Makes the dimensions of a random case fit where the shapes alone do not say it.
+    fn fit(&self, _dims: &mut Dims) {}
+
+    /// What the gate runs: one element, primes, ragged tails, rows that CUDA pitches, nothing.
+    fn cases(&self) -> Vec<Case>;
+
+    /// What is timed.
+    fn shapes(&self, scale: Scale) -> Vec<Case>;
+
+    /// The least work of the forward and of the backward.
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work);
+}
+
+/// Sizes of the dimensions that a spec names.
+pub type Dims = BTreeMap<&'static str, Vec<usize>>;
+
+impl Spec {
+    /// Checks the shapes of the inputs against each other; returns the size of each dimension.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the input, its shape and what was expected.
+    pub fn dims(&self, shapes: &[Vec<usize>]) -> Result<Dims, String> {
+        let mut dims = Dims::new();
+        for (input, shape) in self.inputs.iter().zip(shapes) {
+            let known = dims.clone();
+            let wrong = || {
+                let expected = show(input.shape, &known);
+                format!("{}: `{}` has shape {shape:?}, expected {expected}", self.name, input.name)
+            };
+            let (leading, fixed) = match input.shape.first() {
+                Some(&"...") => (true, &input.shape[1..]),
+                _ => (false, input.shape),
+            };
+            let extra = shape.len().checked_sub(fixed.len()).ok_or_else(wrong)?;
+            if extra > 0 && !leading {
+                return Err(wrong());
+            }
+            if leading
+                && dims.entry("...").or_insert_with(|| shape[..extra].to_vec())[..]
+                    != shape[..extra]
+            {
+                return Err(wrong());
+            }
+            for (name, size) in fixed.iter().zip(&shape[extra..]) {
+                let fits = match name.parse::<usize>() {
+                    Ok(number) => number == *size,
+                    Err(_) => dims.entry(name).or_insert_with(|| vec![*size])[..] == [*size],
+                };
+                if !fits {
+                    return Err(wrong());
+                }
+            }
+        }
+        Ok(dims)
+    }
+
+    /// The shape of an output for inputs with these dimensions.
+    pub fn output_shape(&self, output: &OutputSpec, dims: &Dims) -> Vec<usize> {
+        let size = |name: &&str| match name.parse::<usize>() {
+            Ok(number) => vec![number],
+            Err(_) => dims.get(name).cloned().unwrap_or_default(),
+        };
+        output.shape.iter().flat_map(size).collect()
+    }
+
+    /// Indices of the float inputs.
+    pub fn float_inputs(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.inputs.len()).filter(|i| !matches!(self.inputs[*i].holds, Holds::Classes(_)))
+    }
+}
+
+/// A shape with the sizes that are known.
+fn show(shape: &[&str], dims: &Dims) -> String {
+    let one = |name: &&str| match dims.get(name) {
+        Some(sizes) if name.parse::<usize>().is_err() => {
+            sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+        }
+        _ => name.to_string(),
+    };
+    let parts: Vec<_> = shape.iter().map(one).filter(|part| !part.is_empty()).collect();
+    format!("[{}]", parts.join(", "))
+}

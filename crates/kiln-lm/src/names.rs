@@ -1,0 +1,41 @@
+//! What the parameters of the model are called: in checkpoints, in the seeds of their first values, and in
+//! `[[optimizer.groups]]`.
+//!
+//! A name outlives the fields of the code: where a field holds one of several kinds of layers, its path in
+//! the module says `mixer.Attention`, and the name says `attention`.
+
+/// Part of a path, and what it is called.
+const NAMES: [(&str, &str); 3] = [
+    ("mixer.Attention", "attention"),
+    // Named when attention was the only mixer.
+    ("mixer_norm", "attention_norm"),
+    ("mlp.SwiGlu", "mlp"),
+];
+
+/// The name of the parameter at a path in the model.
+pub(crate) fn name(path: &str) -> String {
+    let mut name = format!(".{path}.");
+    for (part, called) in NAMES {
+        name = name.replace(&format!(".{part}."), &format!(".{called}."));
+    }
+    name.trim_matches('.').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name;
+
+    #[test]
+    fn whole_parts_of_a_path_are_named() {
+        for (path, expected) in [
+            ("blocks.0.mixer.Attention.w_q.weight", "blocks.0.attention.w_q.weight"),
+            ("blocks.11.mixer_norm.weight", "blocks.11.attention_norm.weight"),
+            ("blocks.1.mlp.SwiGlu.w_down", "blocks.1.mlp.w_down"),
+            ("blocks.1.mlp_norm.weight", "blocks.1.mlp_norm.weight"),
+            ("embedding.weight", "embedding.weight"),
+            ("remixer.Attentions", "remixer.Attentions"),
+        ] {
+            assert_eq!(name(path), expected);
+        }
+    }
+}

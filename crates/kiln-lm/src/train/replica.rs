@@ -1,0 +1,134 @@
+//! What one replica does: it holds a model on a device, draws its share of the windows, and makes the
+//! optimizer's steps. Of files, metrics and evaluations it knows nothing: those are the run's.
+
+use super::optimizer::optimizer;
+use super::state::{MODEL, OPTIMIZER};
+use super::{TrainError, derived_seed, tensors};
+use crate::config::Config;
+use crate::data::{BatchSampler, SamplerState};
+use crate::model::LanguageModel;
+use crate::run::Checkpoint;
+use crate::tensors::{from_safetensors, record, to_safetensors, with_record};
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_optim::prelude::*;
+
+/// One replica of a model in training.
+pub(super) struct Replica<M> {
+    /// Away only while a step changes it.
+    model: Option<M>,
+    optimizer: Optimizer,
+    sampler: BatchSampler,
+    device: Device,
+}
+
+impl<M: LanguageModel> Replica<M> {
+    /// Before the first step.
+    pub(super) fn new(
+        config: &Config,
+        model: M,
+        sampler: BatchSampler,
+        device: Device,
+    ) -> Result<Self, TrainError> {
+        let optimizer = optimizer(&config.optimizer, &model)?;
+        Ok(Self { model: Some(model), optimizer, sampler, device })
+    }
+
+    /// As in a checkpoint of this step; `skeleton` is a model of any values.
+    pub(super) fn restored(
+        config: &Config,
+        skeleton: M,
+        sampler: BatchSampler,
+        device: Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, TrainError> {
+        let path = checkpoint.path();
+        let tensors = |name| -> Result<_, TrainError> {
+            let bytes = checkpoint.read(name)?;
+            from_safetensors(name, &bytes).map_err(|error| TrainError::unfit(path, error))
+        };
+        let model = with_record(MODEL, skeleton, tensors(MODEL)?);
+        let model = model.map_err(|error| TrainError::unfit(path, error))?;
+        let mut optimizer = optimizer(&config.optimizer, &model)?;
+        let loaded = optimizer.load_state(&model, checkpoint.step(), tensors(OPTIMIZER)?);
+        loaded.map_err(|error| TrainError::unfit(path, error))?;
+        Ok(Self { model: Some(model), optimizer, sampler, device })
+    }
+
+    /// The model as it is now.
+    pub(super) fn model(&self) -> &M {
+        self.model.as_ref().expect("only away while a step changes it")
+    }
+
+    /// Where it trains.
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Position in the data.
+    pub(super) fn position(&self) -> SamplerState {
+        self.sampler.state()
+    }
+
+    /// One optimizer step: its loss and gradient norm, `[2]`, which stay on the device.
+    pub(super) fn step(
+        &mut self,
+        config: &Config,
+        learning_rate: f64,
+    ) -> Result<Tensor<1>, TrainError> {
+        let (train, context) = (&config.train, config.model.context);
+        let step = self.optimizer.steps();
+        let mut gradients = GradientsAccumulator::new();
+        let mut losses = Vec::with_capacity(train.accumulation);
+        for micro in 0..train.accumulation {
+            let batch = self.sampler.micro_batch(micro, train.batch_size, context)?;
+            let Some(batch) = batch else {
+                continue;
+            };
+            let (inputs, targets) = tensors(batch, &self.device);
+            if config.model.dropout > 0.0 {
+                self.device.seed(derived_seed(train.seed, step, micro as u64));
+            }
+            let model = self.model();
+            let loss = model.loss(inputs, targets).div_scalar(train.accumulation as f64);
+            let grads = GradientsParams::from_grads(loss.backward(), model);
+            gradients.accumulate(model, grads);
+            losses.push(loss.inner());
+        }
+        let loss = Tensor::cat(losses, 0).sum();
+
+        let grads = gradients.grads();
+        let (grads, norm) = match config.optimizer.clip_norm {
+            0.0 => {
+                let norm = global_norm(self.model(), &grads);
+                (grads, norm)
+            }
+            max => clip_global_norm(self.model(), grads, max),
+        };
+        if let Some(model) = self.model.take() {
+            let model = self.optimizer.step(model, grads, learning_rate);
+            self.model = Some(model.after_step(self.optimizer.steps()));
+        }
+        Ok(Tensor::cat(vec![loss, norm], 0))
+    }
+
+    /// Everything that the model holds, by name.
+    pub(super) fn record(&self) -> Vec<(String, TensorData)> {
+        record(self.model())
+    }
+
+    /// The files of a checkpoint that [`restored`](Self::restored) reads, with what
+    /// [`record`](Self::record) returned.
+    pub(super) fn files(
+        &self,
+        record: &[(String, TensorData)],
+    ) -> Result<[(&'static str, Vec<u8>); 2], TrainError> {
+        let state = self.optimizer.state(self.model());
+        Ok([
+            (MODEL, to_safetensors(MODEL, record)?),
+            (OPTIMIZER, to_safetensors(OPTIMIZER, &state)?),
+        ])
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests;

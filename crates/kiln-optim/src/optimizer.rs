@@ -1,0 +1,228 @@
+//! One step of all parameters of a module: they are taken out of it, put into batches of one group and one
+//! shape, moved batch by batch by the rule of their group, and put back.
+//!
+//! Batches are what a rule that works on many matrices at once needs (Newton-Schulz on a stack, one launch
+//! for all parameters); a rule that does not moves them one after the other.
+
+use crate::groups::{GroupIndex, Groups, Settings};
+use crate::names::{Names, Naming};
+use crate::rule::{Member, Pace};
+use crate::state::{Load, Save, State, StateError};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, ParamMapper};
+use burn::optim::GradientsParams;
+use burn::tensor::{Shape, Tensor, TensorData};
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+
+/// An optimizer over the parameters of a module, in groups; its state is kept by the name of the parameter.
+///
+/// One step count serves all parameters; one without a gradient is left as it is.
+pub struct Optimizer {
+    groups: Groups,
+    state: State,
+    steps: u64,
+    naming: Naming,
+}
+
+impl Optimizer {
+    /// An optimizer that has taken no step, with these settings for every parameter that is in no group.
+    pub fn new(default: impl Into<Settings>) -> Self {
+        let groups = Groups::new(default.into());
+        Self { groups, state: State::default(), steps: 0, naming: str::to_string }
+    }
+
+    /// Gives the parameters in `group` their own settings. Of several groups that hold a parameter the
+    /// last counts. A group by path sees the names of the parameters.
+    pub fn with_group(mut self, group: ParamGroup, settings: impl Into<Settings>) -> Self {
+        self.groups.push(group, settings.into());
+        self
+    }
+
+    /// Names parameters by something else than their path in the module, so that a saved state outlives a
+    /// change of the module's fields. Two parameters must not get one name.
+    pub fn with_names(self, naming: Naming) -> Self {
+        Self { naming, ..self }
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// One step: the module with its parameters moved against their gradients.
+    pub fn step<M: Module>(&mut self, module: M, grads: GradientsParams, learning_rate: f64) -> M {
+        self.steps += 1;
+        let names = Names::new(self.naming);
+        let mut gather = Gather {
+            groups: &self.groups,
+            state: &mut self.state,
+            grads,
+            names,
+            batches: Batches::default(),
+        };
+        let module = module.map(&mut gather);
+        let batches = gather.batches.list;
+        let mut moved = HashMap::new();
+        for (group, batch) in batches {
+            let settings = self.groups.settings(group);
+            let learning_rate = learning_rate * settings.learning_rate_scale;
+            let pace = Pace { learning_rate, step: self.steps };
+            batch.step(settings, pace, &mut self.state, &mut moved);
+        }
+        module.map(&mut PutBack { moved })
+    }
+
+    /// The state as data, such as AdamW's moments `<name>.first` and `<name>.second`.
+    pub fn state<M: Module>(&self, module: &M) -> Vec<(String, TensorData)> {
+        let names = Names::new(self.naming);
+        let mut save = Save { groups: &self.groups, state: &self.state, names, saved: Vec::new() };
+        module.visit(&mut save);
+        save.saved
+    }
+
+    /// Takes a saved state in place of its own: the next step goes on as if it had never stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`] if a tensor does not fit its parameter, lacks its twin or has no parameter.
+    pub fn load_state<M: Module>(
+        &mut self,
+        module: &M,
+        steps: u64,
+        state: BTreeMap<String, TensorData>,
+    ) -> Result<(), StateError> {
+        let mut load = Load {
+            groups: &self.groups,
+            names: Names::new(self.naming),
+            saved: state,
+            state: State::default(),
+            result: Ok(()),
+        };
+        module.visit(&mut load);
+        load.result?;
+        if let Some(name) = load.saved.into_keys().next() {
+            return Err(StateError::Unknown(name));
+        }
+        (self.state, self.steps) = (load.state, steps);
+        Ok(())
+    }
+}
+
+/// Parameters that were taken out of the module, by group and shape.
+#[derive(Default)]
+struct Batches {
+    /// In the order in which the walk met them.
+    list: Vec<(GroupIndex, Box<dyn AnyBatch>)>,
+    index: HashMap<(GroupIndex, Shape), usize>,
+}
+
+impl Batches {
+    fn push<const D: usize>(&mut self, group: GroupIndex, shape: Shape, taken: Taken<D>) {
+        let index = *self.index.entry((group, shape)).or_insert_with(|| {
+            self.list.push((group, Box::new(Batch::<D>(Vec::new()))));
+            self.list.len() - 1
+        });
+        let batch = self.list[index].1.as_any().downcast_mut::<Batch<D>>();
+        batch.expect("one shape has one rank").0.push(taken);
+    }
+}
+
+/// A parameter out of its module.
+struct Taken<const D: usize> {
+    id: ParamId,
+    name: String,
+    member: Member<D>,
+    /// What the parameter is beside its value.
+    mapper: ParamMapper<Tensor<D>>,
+    checkpointing: Option<burn::tensor::GradientCheckpointingStrategy>,
+}
+
+/// Parameters of one group and one shape.
+struct Batch<const D: usize>(Vec<Taken<D>>);
+
+/// Parameters by id, each a `Param<Tensor<D>>` of its own rank.
+type Moved = HashMap<ParamId, Box<dyn Any>>;
+
+/// A batch of any rank.
+trait AnyBatch {
+    fn as_any(&mut self) -> &mut dyn Any;
+
+    fn step(self: Box<Self>, settings: &Settings, pace: Pace, state: &mut State, to: &mut Moved);
+}
+
+impl<const D: usize> AnyBatch for Batch<D> {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+
+    fn step(self: Box<Self>, settings: &Settings, pace: Pace, state: &mut State, to: &mut Moved) {
+        let mut members = Vec::with_capacity(self.0.len());
+        let mut rest = Vec::with_capacity(self.0.len());
+        for Taken { id, name, member, mapper, checkpointing } in self.0 {
+            members.push(member);
+            rest.push((id, name, mapper, checkpointing));
+        }
+        let moved = settings.rule.step(members, pace);
+        for (moved, (id, name, mapper, checkpointing)) in moved.into_iter().zip(rest) {
+            state.put(&name, settings.rule.state(), moved.state);
+            let mut value = moved.value.autodiff();
+            if let Some(strategy) = checkpointing {
+                value = value.with_gradient_checkpointing_strategy(strategy);
+            }
+            // Only parameters that require a gradient have one.
+            let param = Param::from_mapped_value(id, value.require_grad(), mapper);
+            to.insert(id, Box::new(param));
+        }
+    }
+}
+
+/// Takes every parameter with a gradient out of the module, so that nothing else holds its memory while it
+/// moves.
+struct Gather<'a> {
+    groups: &'a Groups,
+    state: &'a mut State,
+    grads: GradientsParams,
+    names: Names,
+    batches: Batches,
+}
+
+impl ModuleMapper for Gather<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(grad) = self.grads.remove::<D>(param.id) else {
+            return param;
+        };
+        let name = self.names.name();
+        let group = self.groups.of(&param.id, &name);
+        let state = self.state.take(&name, self.groups.settings(group).rule.state());
+        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+        let (id, parameter, mapper) = param.consume();
+        let checkpointing = parameter.gradient_checkpointing_strategy();
+        let member = Member { value: parameter.inner(), grad, state };
+        let taken = Taken { id, name, member, mapper, checkpointing };
+        self.batches.push(group, shape.clone(), taken);
+        let taken = |_: &_, _| unreachable!("a parameter is put back before anybody looks at it");
+        Param::uninitialized(id, taken, device, true, shape)
+    }
+}
+
+/// Puts them back.
+struct PutBack {
+    moved: Moved,
+}
+
+impl ModuleMapper for PutBack {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.moved.remove(&param.id) {
+            Some(moved) => *moved.downcast().expect("the parameter has the rank it had"),
+            None => param,
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The formulas by which parameters move. They know tensors and numbers; which parameters there are,
+//! how they are grouped and where their state is kept is the business of [`Optimizer`](crate::Optimizer).
+
+use crate::AdamWConfig;
+use burn::tensor::Tensor;
+
+/// A formula with its numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Rule {
+    /// Adam with decoupled weight decay.
+    AdamW(AdamWConfig),
+}
+
+impl From<AdamWConfig> for Rule {
+    fn from(config: AdamWConfig) -> Self {
+        Self::AdamW(config)
+    }
+}
+
+/// When and how far: what a formula knows beside tensors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pace {
+    /// Learning rate of the group.
+    pub(crate) learning_rate: f64,
+    /// Steps, this one included: from 1.
+    pub(crate) step: u64,
+}
+
+/// One parameter of a batch: its value, its gradient, and the state that the formula keeps, each `None`
+/// before its first step. A formula returns it without the gradient.
+pub(crate) struct Member<const D: usize> {
+    pub(crate) value: Tensor<D>,
+    pub(crate) grad: Tensor<D>,
+    pub(crate) state: Vec<Option<Tensor<D>>>,
+}
+
+/// A parameter after its step.
+pub(crate) struct Moved<const D: usize> {
+    pub(crate) value: Tensor<D>,
+    pub(crate) state: Vec<Tensor<D>>,
+}
+
+impl Rule {
+    /// What the formula keeps of a parameter from step to step, each in f32 and of its shape. These are
+    /// names in checkpoints.
+    pub(crate) fn state(&self) -> &'static [&'static str] {
+        match self {
+            Self::AdamW(_) => &["first", "second"],
+        }
+    }
+
+    /// One step of parameters of one shape; they come back in their order.
+    pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
+        match self {
+            Self::AdamW(config) => {
+                batch.into_iter().map(|member| config.step(member, pace)).collect()
+            }
+        }
+    }
+}
