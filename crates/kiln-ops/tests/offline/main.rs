@@ -9,6 +9,8 @@
 //! these words in their names and compares nothing.
 
 mod calls;
+#[path = "../scans/mod.rs"]
+mod scans;
 mod server;
 mod toolkit;
 
@@ -61,7 +63,8 @@ fn every_kernel_compiles_as_recorded() {
         let wanted = |name: &str| only.is_empty() || name.contains(&only);
         for call in calls::all(&client).into_iter().filter(|call| wanted(&call.name)) {
             for source in server::compiled(&client, call.run) {
-                let kernel = source.kernel.rsplit("::").nth(1).unwrap_or(source.kernel);
+                let path = source.kernel.split('<').next().unwrap_or(source.kernel);
+                let kernel = path.rsplit("::").nth(1).unwrap_or(path);
                 let mut name = format!("sm_{capability} {} {kernel}", call.name);
                 while kernels.iter().any(|k: &Kernel| k.name == name) {
                     name += "'";
