@@ -36,7 +36,9 @@ pub mod oracle;
 pub mod policy;
 mod precision;
 #[cfg(feature = "cube")]
-pub(crate) mod reduce;
+pub mod reduce;
+#[cfg(feature = "cube")]
+pub mod scan;
 #[cfg(feature = "cube")]
 pub mod tile;
 

@@ -9,7 +9,7 @@
 use super::CrossEntropyOptions;
 use crate::exponential::{exponential, factor, has_ptx, unit_of_shifts};
 use crate::launch::{self, Rows};
-use crate::reduce::{RowPlan, RowUnits, row_max, row_sums, vector_max, vector_sum};
+use crate::reduce::{self, Max, RowPlan, RowUnits, Sums};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
@@ -82,7 +82,7 @@ fn take<E: Float, N: Size>(
     for c in 1..count {
         top = max(top, Vector::<f32, N>::cast_from(held[c]));
     }
-    let peak = vector_max::<N>(top) * unit_of_shifts(plan.ptx);
+    let peak = reduce::vector::<Max, N>(top) * unit_of_shifts(plan.ptx);
     let mut exponentials = *sum;
     let mut logits = *total;
     if peak > *shift {
@@ -165,12 +165,18 @@ fn forward_kernel<E: Float, I: Int, N: Size>(
 
     let part = comptime!(plan.row.shared());
     let mut shared = Shared::<[f32]>::new_slice(comptime!(3 * plan.row.shared()));
-    let largest = row_max(shift, &mut shared[0..part], plan.row);
+    let mut top = Array::<f32>::new(1usize);
+    top[0] = shift;
+    reduce::rows::<Max>(&mut top, &mut shared[0..part], plan.row);
+    let largest = top[0];
     let mut sums = Array::<f32>::new(2usize);
-    sums[0] = vector_sum::<N>(sum) * factor(shift - largest, plan.ptx);
-    sums[1] = vector_sum::<N>(total);
-    let count = comptime!(if plan.smoothing { 2usize } else { 1usize });
-    row_sums(&mut sums, &mut shared[part..3 * part], count, plan.row);
+    sums[0] = reduce::vector::<Sums<1>, N>(sum) * factor(shift - largest, plan.ptx);
+    sums[1] = reduce::vector::<Sums<1>, N>(total);
+    if comptime!(plan.smoothing) {
+        reduce::rows::<Sums<2>>(&mut sums, &mut shared[part..3 * part], plan.row);
+    } else {
+        reduce::rows::<Sums<1>>(&mut sums, &mut shared[part..3 * part], plan.row);
+    }
 
     if unit == 0 && at < rows {
         let mut loss = 0.0f32;
@@ -242,7 +248,7 @@ fn mean_kernel<I: Int>(
             sums[1] += 1.0f32;
         }
     }
-    row_sums(&mut sums, &mut shared, 2usize, row);
+    reduce::rows::<Sums<2>>(&mut sums, &mut shared, row);
     if CUBE_POS == 0 && UNIT_POS == 0 {
         let count = max(sums[1], f32::new(1.0));
         loss[0] = sums[0] / count;

@@ -1,5 +1,6 @@
-//! The second stage of a sum over rows: partial sums of cubes added in order, column by column.
+//! Reductions down columns: the second stage of a sum over rows, where cubes have left partial sums.
 
+use super::combine::{Combine, Sums, assign, read, write};
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -9,8 +10,8 @@ use cubecl::prelude::*;
 const COLUMNS: u32 = 32;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn column_sum_kernel<W: Float>(
-    partial: &[f32],
+fn columns_kernel<C: Combine, W: Float>(
+    items: &[f32],
     out: &mut [W],
     rows: usize,
     width: usize,
@@ -18,38 +19,53 @@ fn column_sum_kernel<W: Float>(
     #[define(W)] _dtype: ElemType,
 ) {
     let column = CUBE_POS * comptime!(COLUMNS as usize) + UNIT_POS_X as usize;
-    let mut shared = Shared::<[f32]>::new_slice(comptime!((COLUMNS * groups) as usize));
-    let mut sum = 0.0f32;
+    let part = comptime!((COLUMNS * groups) as usize);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(C::REGISTERS * part));
+    // A group takes every so many rows, or, to keep the order, rows that follow each other.
+    let share = (rows + comptime!(groups as usize - 1)) / comptime!(groups as usize);
+    let group = UNIT_POS_Y as usize;
+    let first = if comptime!(C::COMMUTATIVE) { group } else { group * share };
+    let end = if comptime!(C::COMMUTATIVE) { rows } else { min(first + share, rows) };
+    let step = comptime!(if C::COMMUTATIVE { groups as usize } else { 1 });
+    let mut item = C::identity();
     if column < width {
-        for row in range_stepped(UNIT_POS_Y as usize, rows, comptime!(groups as usize)) {
-            sum += partial[row * width + column];
+        for row in range_stepped(first, end, step) {
+            let next = read::<C>(items, row * comptime!(C::REGISTERS) * width + column, width);
+            let both = C::combine(&item, &next);
+            assign::<C>(&mut item, &both);
         }
     }
-    shared[UNIT_POS as usize] = sum;
+    write::<C>(&mut shared, UNIT_POS as usize, part, &item);
     sync_cube();
     if UNIT_POS_Y == 0 && column < width {
-        let mut total = shared[UNIT_POS_X as usize];
+        let mut all = read::<C>(&shared, UNIT_POS_X as usize, part);
         #[unroll]
         for group in 1..groups {
-            total += shared[(group * COLUMNS) as usize + UNIT_POS_X as usize];
+            let next = read::<C>(&shared, (group * COLUMNS) as usize + UNIT_POS_X as usize, part);
+            let both = C::combine(&all, &next);
+            assign::<C>(&mut all, &both);
         }
-        out[column] = W::cast_from(total);
+        #[unroll]
+        for k in 0..comptime!(C::REGISTERS) {
+            out[k * width + column] = W::cast_from(all[k]);
+        }
     }
 }
 
-/// Adds the `rows` rows of `partial` (f32, contiguous) into `out`.
-pub(crate) fn column_sum(partial: CubeTensor, rows: usize, out: &CubeTensor) {
+/// Combines the `rows` rows of `items` (f32, contiguous) into `out`. A row is a matrix of as many rows as
+/// an item has registers, and so is `out`.
+pub fn columns<C: Combine>(items: CubeTensor, rows: usize, out: &CubeTensor) {
     let client = &out.client;
-    let width = out.meta.shape().num_elements();
+    let width = out.meta.shape().num_elements() / C::REGISTERS;
     let groups = (client.properties().hardware.max_units_per_cube / COLUMNS).min(16);
     // SAFETY: columns are checked against the width, rows against their number.
     unsafe {
-        column_sum_kernel::launch_unchecked(
+        columns_kernel::launch_unchecked::<C>(
             client,
             launch::grid(client, width.div_ceil(COLUMNS as usize)),
             CubeDim::new_2d(COLUMNS, groups),
-            launch::address_type(&[&partial, out]),
-            partial.into_buffer_arg(),
+            launch::address_type(&[&items, out]),
+            items.into_buffer_arg(),
             out.clone().into_buffer_arg(),
             rows,
             width,
@@ -57,4 +73,9 @@ pub(crate) fn column_sum(partial: CubeTensor, rows: usize, out: &CubeTensor) {
             dtype_to_elem_type(out.dtype),
         );
     }
+}
+
+/// Adds the `rows` rows of `partial` (f32, contiguous) into `out`.
+pub(crate) fn column_sum(partial: CubeTensor, rows: usize, out: &CubeTensor) {
+    columns::<Sums<1>>(partial, rows, out);
 }

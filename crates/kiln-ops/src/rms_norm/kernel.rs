@@ -8,9 +8,12 @@
 //!
 //! Rows too wide for registers are read twice (the second time mostly from L2).
 
+mod backward;
+
 use crate::autodiff::Maybe;
 use crate::launch::{self, Rows};
-use crate::reduce::{RowPlan, column_sum, row_sums, vector_sum};
+use crate::reduce::{self, RowPlan, Sums, column_sum};
+use backward::{BackwardInputsLaunch, BackwardOutputsLaunch, BackwardPlan, backward_kernel};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -116,8 +119,8 @@ fn forward_kernel<E: Float, W: Float, N: Size>(
     }
     let width = f32::cast_from((vectors * N::value()) as u32);
     let mut sums = Array::<f32>::new(1usize);
-    sums[0] = vector_sum::<N>(squares);
-    row_sums(&mut sums, &mut shared, 1usize, plan.row);
+    sums[0] = reduce::vector::<Sums<1>, N>(squares);
+    reduce::rows::<Sums<1>>(&mut sums, &mut shared, plan.row);
     let r = Vector::<f32, N>::new(f32::inverse_sqrt(sums[0] / width + eps));
 
     if at < rows {
@@ -219,183 +222,6 @@ pub(crate) struct Wanted {
     pub(crate) weight: bool,
 }
 
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn backward_kernel<E: Float, W: Float, N: Size>(
-    x: &[Vector<E, N>],
-    dy: &[Vector<E, N>],
-    dsum: &[Vector<E, N>],
-    weight: &[Vector<W, N>],
-    dx: &mut [Vector<E, N>],
-    partial: &mut [Vector<f32, N>],
-    rows: usize,
-    vectors: usize,
-    x_stride: usize,
-    dy_stride: usize,
-    dsum_stride: usize,
-    eps: f32,
-    #[comptime] plan: RowPlan,
-    #[comptime] wanted: Wanted,
-    #[comptime] add: bool,
-    #[define(E, W)] _dtypes: [ElemType; 2],
-) {
-    let units = comptime!(plan.row.units as usize);
-    let rows_here = comptime!(plan.row.rows as usize);
-    let held = comptime!(plan.held());
-    let unit = UNIT_POS_X as usize;
-    let width = f32::cast_from((vectors * N::value()) as u32);
-    let part = comptime!(2 * plan.row.shared());
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(4 * plan.row.shared()));
-    let mut x_held = Array::<Vector<E, N>>::new(held);
-    let mut dy_held = Array::<Vector<E, N>>::new(held);
-    let mut dw = Array::<Vector<f32, N>>::new(held);
-    #[unroll]
-    for c in 0..held {
-        dw[c] = Vector::new(0.0f32);
-    }
-    // A unit has the same columns in every row: its weights stay in registers too.
-    let mut w_held = Array::<Vector<W, N>>::new(held);
-    if comptime!(plan.resident && wanted.x) {
-        #[unroll]
-        for c in 0..comptime!(plan.chunks) {
-            let i = unit + c * units;
-            if comptime!(plan.even) || i < vectors {
-                w_held[c] = weight[i];
-            }
-        }
-    }
-    let mut turn = 0usize;
-
-    let first = CUBE_POS * rows_here;
-    for start in range_stepped(first, rows, CUBE_COUNT * rows_here) {
-        let at = start + UNIT_POS_Y as usize;
-        let row = min(at, rows - 1);
-        let mut squares = Vector::<f32, N>::new(0.0f32);
-        let mut dots = Vector::<f32, N>::new(0.0f32);
-        if comptime!(plan.resident) {
-            #[unroll]
-            for c in 0..comptime!(plan.chunks) {
-                let i = unit + c * units;
-                if comptime!(plan.even) || i < vectors {
-                    x_held[c] = x[row * x_stride + i];
-                    dy_held[c] = dy[row * dy_stride + i];
-                }
-            }
-            #[unroll]
-            for c in 0..comptime!(plan.chunks) {
-                let i = unit + c * units;
-                if comptime!(plan.even) || i < vectors {
-                    let v = Vector::<f32, N>::cast_from(x_held[c]);
-                    let g = Vector::<f32, N>::cast_from(dy_held[c]);
-                    squares += v * v;
-                    if comptime!(wanted.x) {
-                        dots += v * g * Vector::<f32, N>::cast_from(w_held[c]);
-                    }
-                }
-            }
-        } else {
-            for i in range_stepped(unit, vectors, units) {
-                let v = Vector::<f32, N>::cast_from(x[row * x_stride + i]);
-                squares += v * v;
-                if comptime!(wanted.x) {
-                    let g = Vector::<f32, N>::cast_from(dy[row * dy_stride + i]);
-                    dots += v * g * Vector::<f32, N>::cast_from(weight[i]);
-                }
-            }
-        }
-
-        // Sums alternate between two parts of shared memory: one barrier a row is enough.
-        let mut sums = Array::<f32>::new(2usize);
-        sums[0] = vector_sum::<N>(squares);
-        sums[1] = vector_sum::<N>(dots);
-        let base = turn * part;
-        let count = comptime!(if wanted.x { 2usize } else { 1usize });
-        row_sums(&mut sums, &mut shared[base..base + part], count, plan.row);
-        let scale = f32::inverse_sqrt(sums[0] / width + eps);
-        let r = Vector::<f32, N>::new(scale);
-        let back = Vector::<f32, N>::new(scale * scale * scale * sums[1] / width);
-        turn = 1 - turn;
-
-        if at < rows {
-            if comptime!(plan.resident) {
-                #[unroll]
-                for c in 0..comptime!(plan.chunks) {
-                    let i = unit + c * units;
-                    if comptime!(plan.even) || i < vectors {
-                        let v = Vector::<f32, N>::cast_from(x_held[c]);
-                        let g = Vector::<f32, N>::cast_from(dy_held[c]);
-                        if comptime!(wanted.x) {
-                            let w = Vector::<f32, N>::cast_from(w_held[c]);
-                            let mut d = r * w * g - back * v;
-                            if comptime!(add) {
-                                d += Vector::<f32, N>::cast_from(dsum[row * dsum_stride + i]);
-                            }
-                            dx[row * vectors + i] = Vector::cast_from(d);
-                        }
-                        if comptime!(wanted.weight) {
-                            dw[c] += r * v * g;
-                        }
-                    }
-                }
-            } else {
-                for i in range_stepped(unit, vectors, units) {
-                    let v = Vector::<f32, N>::cast_from(x[row * x_stride + i]);
-                    let g = Vector::<f32, N>::cast_from(dy[row * dy_stride + i]);
-                    if comptime!(wanted.x) {
-                        let w = Vector::<f32, N>::cast_from(weight[i]);
-                        let mut d = r * w * g - back * v;
-                        if comptime!(add) {
-                            d += Vector::<f32, N>::cast_from(dsum[row * dsum_stride + i]);
-                        }
-                        dx[row * vectors + i] = Vector::cast_from(d);
-                    }
-                    if comptime!(wanted.weight) {
-                        // A unit adds only to columns of its own in the partial sums of its cube.
-                        let slot = CUBE_POS * vectors + i;
-                        let term = r * v * g;
-                        if start == first {
-                            partial[slot] = term;
-                        } else {
-                            partial[slot] += term;
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    if comptime!(wanted.weight && plan.resident) {
-        if comptime!(plan.row.rows == 1) {
-            #[unroll]
-            for c in 0..comptime!(plan.chunks) {
-                let i = unit + c * units;
-                if comptime!(plan.even) || i < vectors {
-                    partial[CUBE_POS * vectors + i] = dw[c];
-                }
-            }
-        } else {
-            // The rows of a cube add up one after another.
-            let mut sums = Shared::<[Vector<f32, N>]>::new_slice(comptime!(plan.chunks * units));
-            for y in 0..comptime!(plan.row.rows).runtime() {
-                if UNIT_POS_Y == y {
-                    #[unroll]
-                    for c in 0..comptime!(plan.chunks) {
-                        let i = unit + c * units;
-                        if y > 0 {
-                            dw[c] += sums[i];
-                        }
-                        sums[i] = dw[c];
-                        let last = y + 1 == comptime!(plan.row.rows);
-                        if last && (comptime!(plan.even) || i < vectors) {
-                            partial[CUBE_POS * vectors + i] = dw[c];
-                        }
-                    }
-                }
-                sync_cube();
-            }
-        }
-    }
-}
-
 /// What the gradients are made of.
 #[derive(Debug, ExtensionType)]
 #[extension_type(fusion)]
@@ -465,24 +291,23 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, O
             plan.cube_dim(),
             address,
             size,
-            x.tensor.clone().into_buffer_arg(),
-            dy.tensor.clone().into_buffer_arg(),
-            dsum.map_or_else(
-                || BufferArg::alias(1, shape.num_elements()),
-                |dsum| dsum.tensor.into_buffer_arg(),
+            BackwardInputsLaunch::new(
+                x.tensor.clone().into_buffer_arg(),
+                dy.tensor.clone().into_buffer_arg(),
+                dsum.map_or_else(
+                    || BufferArg::alias(1, shape.num_elements()),
+                    |dsum| dsum.tensor.into_buffer_arg(),
+                ),
+                weight.tensor.clone().into_buffer_arg(),
+                x.rows,
+                vectors,
+                x.stride / size,
+                dy.stride / size,
+                dsum_stride,
+                eps as f32,
             ),
-            weight.tensor.clone().into_buffer_arg(),
-            dx_arg.into_buffer_arg(),
-            partial.clone().into_buffer_arg(),
-            x.rows,
-            vectors,
-            x.stride / size,
-            dy.stride / size,
-            dsum_stride,
-            eps as f32,
-            plan,
-            wanted,
-            add,
+            BackwardOutputsLaunch::new(dx_arg.into_buffer_arg(), partial.clone().into_buffer_arg()),
+            BackwardPlan { rows: plan, wanted, add },
             [x.tensor.dtype, weight.tensor.dtype].map(dtype_to_elem_type),
         );
     }

@@ -75,49 +75,93 @@ fn alternate<N: Size>(
     out
 }
 
-/// Turns the two vectors at `first` and `second` in some heads of `x`.
-#[cube]
-fn turn<E: Float, N: Size>(
-    x: &[Vector<E, N>],
-    y: &mut [Vector<E, N>],
-    cos: Vector<f32, N>,
-    sin: Vector<f32, N>,
-    x_at: usize,
-    y_at: usize,
-    x_head: usize,
-    y_head: usize,
-    head: usize,
+/// Heads to turn, and where the turned ones go, contiguous. Strides in vectors.
+#[derive(CubeType, CubeLaunch)]
+struct Turned<E: Float, N: Size> {
+    x: Box<[Vector<E, N>]>,
+    y: Box<[Vector<E, N>]>,
     heads: usize,
+    /// Groups of heads, one for a unit.
+    groups: usize,
+    batch_stride: usize,
+    head_stride: usize,
+    time_stride: usize,
+}
+
+/// Cosines and sines by position.
+#[derive(CubeType, CubeLaunch)]
+struct Angles<N: Size> {
+    cos: Box<[Vector<f32, N>]>,
+    sin: Box<[Vector<f32, N>]>,
+    stride: usize,
+    /// The first position.
+    offset: usize,
+    /// −1 turns back.
+    sign: f32,
+}
+
+/// Positions and vectors of half a head, and the cubes for them.
+#[derive(CubeType, CubeLaunch)]
+struct Places {
+    /// Cubes of the launch.
+    cubes: usize,
+    /// Cubes of a group of heads.
+    blocks: usize,
+    length: usize,
+    vectors: usize,
+}
+
+/// The place of a unit: two vectors of a head whose channels are pairs, and their angles.
+#[derive(CubeType)]
+struct Place<N: Size> {
+    batch: usize,
+    time: usize,
+    length: usize,
     first: usize,
     second: usize,
+    /// Vectors of a head.
+    width: usize,
+    cos: Vector<f32, N>,
+    sin: Vector<f32, N>,
+}
+
+/// Turns a place in the heads of a group.
+#[cube]
+fn turn<E: Float, N: Size>(
+    all: &mut Turned<E, N>,
+    place: &Place<N>,
+    group: usize,
     #[comptime] plan: Plan,
 ) {
+    let head = group * comptime!(plan.heads);
+    let x_at = place.batch * all.batch_stride + place.time * all.time_stride;
+    let y_at = (place.batch * all.heads * place.length + place.time) * place.width;
     let mut a_held = Array::<Vector<E, N>>::new(comptime!(plan.heads));
     let mut b_held = Array::<Vector<E, N>>::new(comptime!(plan.heads));
     #[unroll]
     for c in 0..comptime!(plan.heads) {
         // Past the last head that one again: a load under a condition would cost registers.
-        let h = min(head + c, heads - 1);
-        a_held[c] = x[x_at + h * x_head + first];
-        b_held[c] = x[x_at + h * x_head + second];
+        let h = min(head + c, all.heads - 1);
+        a_held[c] = all.x[x_at + h * all.head_stride + place.first];
+        b_held[c] = all.x[x_at + h * all.head_stride + place.second];
     }
     #[unroll]
     for c in 0..comptime!(plan.heads) {
         let h = head + c;
-        if h < heads {
+        if h < all.heads {
             let a = Vector::<f32, N>::cast_from(a_held[c]);
             let b = Vector::<f32, N>::cast_from(b_held[c]);
-            let at = y_at + h * y_head;
+            let at = y_at + h * (place.length * place.width);
             if comptime!(plan.interleaved) {
                 let x1 = every_other::<N>(a, b, 0usize);
                 let x2 = every_other::<N>(a, b, 1usize);
-                let y1 = x1 * cos + x2 * sin;
-                let y2 = x2 * cos - x1 * sin;
-                y[at + first] = Vector::cast_from(alternate::<N>(y1, y2, 0usize));
-                y[at + second] = Vector::cast_from(alternate::<N>(y1, y2, 1usize));
+                let y1 = x1 * place.cos + x2 * place.sin;
+                let y2 = x2 * place.cos - x1 * place.sin;
+                all.y[at + place.first] = Vector::cast_from(alternate::<N>(y1, y2, 0usize));
+                all.y[at + place.second] = Vector::cast_from(alternate::<N>(y1, y2, 1usize));
             } else {
-                y[at + first] = Vector::cast_from(a * cos + b * sin);
-                y[at + second] = Vector::cast_from(b * cos - a * sin);
+                all.y[at + place.first] = Vector::cast_from(a * place.cos + b * place.sin);
+                all.y[at + place.second] = Vector::cast_from(b * place.cos - a * place.sin);
             }
         }
     }
@@ -125,92 +169,44 @@ fn turn<E: Float, N: Size>(
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn rope_kernel<E: Float, N: Size>(
-    q: &[Vector<E, N>],
-    k: &[Vector<E, N>],
-    cos: &[Vector<f32, N>],
-    sin: &[Vector<f32, N>],
-    q_out: &mut [Vector<E, N>],
-    k_out: &mut [Vector<E, N>],
-    cubes: usize,
-    blocks: usize,
-    q_groups: usize,
-    k_groups: usize,
-    length: usize,
-    vectors: usize,
-    q_heads: usize,
-    k_heads: usize,
-    q_batch: usize,
-    q_head: usize,
-    q_time: usize,
-    k_batch: usize,
-    k_head: usize,
-    k_time: usize,
-    table_stride: usize,
-    offset: usize,
-    sign: f32,
+    q: &mut Turned<E, N>,
+    k: &mut Turned<E, N>,
+    angles: &Angles<N>,
+    places: &Places,
     #[comptime] plan: Plan,
     #[define(E)] _dtype: ElemType,
 ) {
     // A cube: a block of positions and pairs, in a group of heads of one tensor, of one batch.
-    let per = comptime!(plan.heads);
-    let units = CUBE_DIM as usize;
-    let places = length * vectors;
-    let groups = q_groups + k_groups;
-    let set = CUBE_POS / blocks;
-    let place = (CUBE_POS - set * blocks) * units + UNIT_POS as usize;
-    let b = set / groups;
-    let group = set - b * groups;
-    if CUBE_POS < cubes && place < places {
-        let t = place / vectors;
-        let pair = place - t * vectors;
-        let table = (offset + t) * table_stride + pair;
-        let c = cos[table];
-        let s = sin[table] * Vector::<f32, N>::new(sign);
+    let vectors = places.vectors;
+    let groups = q.groups + k.groups;
+    let set = CUBE_POS / places.blocks;
+    let number = (CUBE_POS - set * places.blocks) * CUBE_DIM as usize + UNIT_POS as usize;
+    let batch = set / groups;
+    let group = set - batch * groups;
+    if CUBE_POS < places.cubes && number < places.length * vectors {
+        let time = number / vectors;
+        let pair = number - time * vectors;
+        let at = (angles.offset + time) * angles.stride + pair;
         let mut first = pair;
         let mut second = pair + vectors;
         if comptime!(plan.interleaved) {
             first = 2 * pair;
             second = 2 * pair + 1;
         }
-        let row = 2 * vectors;
-        if comptime!(!plan.keys) || group < q_groups {
-            let at = b * q_batch + t * q_time;
-            let out = (b * q_heads * length + t) * row;
-            let head = group * per;
-            turn::<E, N>(
-                q,
-                q_out,
-                c,
-                s,
-                at,
-                out,
-                q_head,
-                length * row,
-                head,
-                q_heads,
-                first,
-                second,
-                plan,
-            );
+        let place = Place::<N> {
+            batch,
+            time,
+            length: places.length,
+            first,
+            second,
+            width: 2 * vectors,
+            cos: angles.cos[at],
+            sin: angles.sin[at] * Vector::<f32, N>::new(angles.sign),
+        };
+        if comptime!(!plan.keys) || group < q.groups {
+            turn::<E, N>(q, &place, group, plan);
         } else {
-            let at = b * k_batch + t * k_time;
-            let out = (b * k_heads * length + t) * row;
-            let head = (group - q_groups) * per;
-            turn::<E, N>(
-                k,
-                k_out,
-                c,
-                s,
-                at,
-                out,
-                k_head,
-                length * row,
-                head,
-                k_heads,
-                first,
-                second,
-                plan,
-            );
+            turn::<E, N>(k, &place, group - q.groups, plan);
         }
     }
 }
@@ -310,8 +306,8 @@ pub(crate) fn rope(
     let address = launch::address_type(&large);
     let elements = q.tensor.meta.num_elements();
     let strides = |x: &Heads| x.strides.map(|stride| stride / size);
-    let [q_batch, q_head, q_time] = strides(&q);
-    let [k_batch, k_head, k_time] = k.as_ref().map_or([0; 3], strides);
+    let [batch_stride, head_stride, time_stride] = strides(&q);
+    let k_strides = k.as_ref().map_or([0; 3], strides);
     let dtype = dtype_to_elem_type(q.tensor.dtype);
     // SAFETY: places, heads and batches are checked against their numbers; the table has
     // offset + T positions; without keys the buffers that stand in for them are not touched.
@@ -322,32 +318,35 @@ pub(crate) fn rope(
             CubeDim::new_1d(units as u32),
             address,
             size,
-            q.tensor.into_buffer_arg(),
-            k.map_or_else(|| BufferArg::alias(0, elements), |k| k.tensor.into_buffer_arg()),
-            cos.tensor.into_buffer_arg(),
-            sin.tensor.into_buffer_arg(),
-            q_out.clone().into_buffer_arg(),
-            // Positions count the buffers that are bound: q, cos, sin, q_out.
-            k_out
-                .clone()
-                .map_or_else(|| BufferArg::alias(3, elements), CubeTensor::into_buffer_arg),
-            cubes,
-            blocks,
-            q_groups,
-            k_groups,
-            length,
-            vectors,
-            q_heads,
-            k_heads,
-            q_batch,
-            q_head,
-            q_time,
-            k_batch,
-            k_head,
-            k_time,
-            cos.stride / size,
-            offset,
-            if inverse { -1.0 } else { 1.0 },
+            TurnedLaunch::new(
+                q.tensor.into_buffer_arg(),
+                q_out.clone().into_buffer_arg(),
+                q_heads,
+                q_groups,
+                batch_stride,
+                head_stride,
+                time_stride,
+            ),
+            // Positions count the buffers that are bound: q, q_out.
+            TurnedLaunch::new(
+                k.map_or_else(|| BufferArg::alias(0, elements), |k| k.tensor.into_buffer_arg()),
+                k_out
+                    .clone()
+                    .map_or_else(|| BufferArg::alias(1, elements), CubeTensor::into_buffer_arg),
+                k_heads,
+                k_groups,
+                k_strides[0],
+                k_strides[1],
+                k_strides[2],
+            ),
+            AnglesLaunch::new(
+                cos.tensor.into_buffer_arg(),
+                sin.tensor.into_buffer_arg(),
+                cos.stride / size,
+                offset,
+                if inverse { -1.0 } else { 1.0 },
+            ),
+            PlacesLaunch::new(cubes, blocks, length, vectors),
             plan,
             dtype,
         );

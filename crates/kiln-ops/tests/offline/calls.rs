@@ -1,5 +1,6 @@
 //! What is called: every operator, in the element types and shapes that choose its kernels.
 
+use crate::scans::{Matrices, Moebius, scanned};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -12,9 +13,11 @@ use kiln_ops::cross_entropy::backend::{
 };
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
+use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
 use kiln_ops::rope::backend::{RopeOps, Rotation};
+use kiln_ops::scan::ScanRequest;
 use kiln_ops::swiglu::backend::{self as swiglu, SwiGluGradOps, SwiGluOps};
 use kiln_ops::swiglu_mlp::backend::{self as swiglu_mlp, Mlp, SwiGluMlpGradOps, SwiGluMlpOps};
 use kiln_ops::tile::{Family, force};
@@ -56,7 +59,30 @@ pub fn all(client: &Client) -> Vec<Call> {
         losses(client, dtype, name, &mut calls);
         products(client, dtype, name, &mut calls);
     }
+    scans(client, &mut calls);
     calls
+}
+
+/// Narrow sequences that share a cube, one cube each, and many blocks.
+fn scans(client: &Client, calls: &mut Vec<Call>) {
+    fn call<C: Combine>(client: &Client, name: &str, calls: &mut Vec<Call>) {
+        for (sequences, length) in [(4096, 64), (512, 4096), (1, 1 << 20)] {
+            for (reverse, exclusive) in [(false, false), (true, true)] {
+                let x = tensor(client, [sequences * length * C::REGISTERS], DType::F32);
+                let op = "scan";
+                let request =
+                    ScanRequest { op, sequences, length, reverse, exclusive, blocks: None };
+                let word = if reverse { "reverse exclusive" } else { "forward inclusive" };
+                calls.push(Call {
+                    name: format!("scan of {name} {word} {sequences}x{length}"),
+                    run: Box::new(move || drop(scanned::<C>(&x, request))),
+                });
+            }
+        }
+    }
+    call::<Sums<1>>(client, "sums", calls);
+    call::<Matrices>(client, "matrices", calls);
+    call::<Moebius>(client, "moebius", calls);
 }
 
 fn norms(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {

@@ -9,6 +9,8 @@
 //! these words in their names and compares nothing.
 
 mod calls;
+#[path = "../scans/mod.rs"]
+mod scans;
 mod server;
 mod toolkit;
 

@@ -58,6 +58,6 @@ impl RowPlan {
 
     /// The cube.
     pub(crate) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.row.units, self.row.rows)
+        self.row.cube_dim()
     }
 }

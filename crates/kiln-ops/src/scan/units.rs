@@ -1,0 +1,126 @@
+//! The scan over the units of a plane, of a row and of a cube.
+
+use crate::reduce::{Combine, RowUnits, assign, choose, read, write};
+use cubecl::prelude::*;
+
+/// What a unit gets of a scan over units.
+#[derive(CubeType)]
+pub struct Prefix {
+    /// The units before this one.
+    pub before: Array<f32>,
+    /// All units of the row.
+    pub all: Array<f32>,
+}
+
+/// f32 of shared memory that [`rows`] needs for each register of an item.
+pub fn shared(row: &RowUnits) -> usize {
+    if row.plane > 1 { row.shared() } else { 2 * row.shared() }
+}
+
+/// Replaces `item` by the combination of the units of a plane up to and with this one, among `lanes`
+/// neighbours, a power of two.
+#[cube]
+pub fn plane<C: Combine>(item: &mut Array<f32>, #[comptime] lanes: u32) {
+    #[unroll]
+    for level in 0..comptime!(lanes.ilog2()) {
+        let step = comptime!(1u32 << level);
+        let earlier = up::<C>(&*item, step);
+        let both = C::combine(&earlier, &*item);
+        let next = choose::<C>(UNIT_POS_PLANE % lanes >= step, &both, &*item);
+        assign::<C>(item, &next);
+    }
+}
+
+/// The item of the unit `step` places before; no more than some item where there is none.
+#[cube]
+fn up<C: Combine>(item: &Array<f32>, #[comptime] step: u32) -> Array<f32> {
+    let mut other = Array::<f32>::new(comptime!(C::REGISTERS));
+    #[unroll]
+    for k in 0..comptime!(C::REGISTERS) {
+        other[k] = plane_shuffle_up(item[k], step);
+    }
+    other
+}
+
+/// Combines the items of the units of a row, in their order.
+///
+/// The cube is `units` × `rows`, all of it calls this. `memory` is shared, of
+/// [`REGISTERS`](Combine::REGISTERS) times [`shared`] values that nobody else uses before the next
+/// `sync_cube`; a caller that scans again without one in between passes another part. A cube is
+/// scanned as its only row.
+#[cube]
+pub fn rows<C: Combine>(
+    item: &Array<f32>,
+    memory: &mut [f32],
+    #[comptime] row: RowUnits,
+) -> Prefix {
+    let part = comptime!(row.shared());
+    let identity = C::identity();
+    let mut here = C::identity();
+    assign::<C>(&mut here, item);
+    let mut before = C::identity();
+    let mut all = C::identity();
+    if comptime!(row.plane > 1) {
+        let lanes = comptime!(row.lanes());
+        plane::<C>(&mut here, lanes);
+        let lane = UNIT_POS_PLANE % lanes;
+        let earlier = up::<C>(&here, 1u32);
+        let in_plane = choose::<C>(lane > 0, &earlier, &identity);
+        assign::<C>(&mut before, &in_plane);
+        if comptime!(row.in_plane()) {
+            let last = UNIT_POS_PLANE - lane + comptime!(lanes - 1);
+            #[unroll]
+            for k in 0..comptime!(C::REGISTERS) {
+                all[k] = plane_shuffle(here[k], last);
+            }
+        } else {
+            let planes = comptime!(row.units / row.plane);
+            let first = (UNIT_POS_Y * planes) as usize;
+            let mine = UNIT_POS_X / comptime!(row.plane);
+            if lane == comptime!(lanes - 1) {
+                write::<C>(memory, first + mine as usize, part, &here);
+            }
+            sync_cube();
+            let mut ahead = C::identity();
+            #[unroll]
+            for i in 0..planes {
+                let next = read::<C>(&*memory, first + i as usize, part);
+                let sum = C::combine(&all, &next);
+                let kept = choose::<C>(i < mine, &sum, &ahead);
+                assign::<C>(&mut ahead, &kept);
+                assign::<C>(&mut all, &sum);
+            }
+            let both = C::combine(&ahead, &in_plane);
+            assign::<C>(&mut before, &both);
+        }
+    } else {
+        // Each level reads one half of the memory and writes the other: one barrier a level.
+        let levels = comptime!(row.units.ilog2());
+        let first = (UNIT_POS_Y * comptime!(row.units)) as usize;
+        let unit = UNIT_POS_X as usize;
+        let half = comptime!(C::REGISTERS * part);
+        write::<C>(memory, first + unit, part, &here);
+        sync_cube();
+        #[unroll]
+        for level in 0..levels {
+            let step = comptime!(1usize << level);
+            let from = comptime!((level % 2) as usize * half);
+            let to = comptime!(half - from);
+            if unit >= step {
+                let earlier = read::<C>(&*memory, from + first + unit - step, part);
+                let both = C::combine(&earlier, &here);
+                assign::<C>(&mut here, &both);
+            }
+            write::<C>(memory, to + first + unit, part, &here);
+            sync_cube();
+        }
+        let end = comptime!((levels % 2) as usize * half);
+        if unit > 0 {
+            let earlier = read::<C>(&*memory, end + first + unit - 1, part);
+            assign::<C>(&mut before, &earlier);
+        }
+        let last = read::<C>(&*memory, end + first + comptime!(row.units as usize - 1), part);
+        assign::<C>(&mut all, &last);
+    }
+    Prefix { before, all }
+}
