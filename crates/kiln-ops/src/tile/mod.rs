@@ -25,6 +25,7 @@ mod ptx;
 #[cfg(feature = "cuda")]
 mod schedule;
 mod splits;
+mod thin;
 mod units;
 #[cfg(feature = "cuda")]
 mod wgmma;

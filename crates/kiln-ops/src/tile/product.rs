@@ -8,7 +8,7 @@ use super::order::Tiles;
 use super::schedule::{BlocksLaunch, Walk};
 #[cfg(feature = "cuda")]
 use super::{AddendLaunch, Pair};
-use super::{Epilogue, Triangles, units};
+use super::{Epilogue, Triangles, thin, units};
 use crate::launch;
 use crate::precision::F32Precision;
 use burn::tensor::{DType, Shape};
@@ -277,6 +277,19 @@ impl Product {
         let mut family = family::choose(self.family, &like.client, like.dtype);
         #[cfg(feature = "cuda")]
         let high = like.dtype == DType::F32 && self.precision == F32Precision::High;
+        #[cfg(feature = "cuda")]
+        let exact = !high || operands.m.min(operands.n) <= thin::FEW;
+        #[cfg(not(feature = "cuda"))]
+        let exact = true;
+        if self.family.is_none() && exact && given.as_ref().is_none_or(CubeTensor::is_contiguous) {
+            if let Some(kernel) = thin::kernel(&mut operands, &like.client) {
+                let out = given.unwrap_or_else(|| {
+                    launch::output(&like, self.op, self.name, shape, self.dtype)
+                });
+                thin::run(kernel, &operands, &out);
+                return out;
+            }
+        }
         #[cfg(feature = "cuda")]
         if high && operands.n > 1 && !self.triangles.masked() && given.as_ref().is_none_or(holds) {
             let of_halves = family::choose(self.family, &like.client, DType::BF16);

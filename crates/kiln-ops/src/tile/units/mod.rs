@@ -15,8 +15,17 @@ use kernel::{SizesLaunch, UnitProduct, UnitTile, units_kernel};
 
 /// Makes `out`, contiguous.
 pub(super) fn run(o: &Operands, out: &CubeTensor) {
+    run_tiles(o, out, tile(&out.client, o));
+}
+
+/// The same where M or N is small, with tiles that are no wider.
+pub(super) fn run_thin(o: &Operands, out: &CubeTensor) {
+    let unrolled = launch::plane_size(&out.client) != 1;
+    run_tiles(o, out, UnitTile::thin(o.m, o.n, unrolled));
+}
+
+fn run_tiles(o: &Operands, out: &CubeTensor, tile: UnitTile) {
     let client = &out.client;
-    let tile = tile(client, o);
     let tiles_n = o.n.div_ceil(tile.n);
     let tiles = o.m.div_ceil(tile.m) * tiles_n;
     // Triangles have long and short sums, which parts of K would not even out.
