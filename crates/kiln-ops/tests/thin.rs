@@ -47,14 +47,17 @@ fn every_width_and_order() {
     for device in devices() {
         for dtype in dtypes(&device) {
             // Whole vectors, but no whole tiles and blocks; and nothing whole.
-            for (large, k) in [(264, 520), (203, 333)] {
-                for (i, thin) in WIDTHS.into_iter().enumerate() {
+            for (large, k) in [(328, 520), (323, 333)] {
+                // The tiles of several columns take a software driver seconds to compile.
+                let some = |thin: &usize| k % 8 != 0 || [2, 8, 16, 80].contains(thin);
+                for (i, thin) in WIDTHS.into_iter().filter(some).enumerate() {
                     for size @ [m, k, n] in sides(large, k, thin) {
                         let a = numbers(m * k, 1, 0.1);
                         let b = numbers(k * n, 2, 0.1);
                         // All orders of some, two of the others.
                         let every = [3, 24].contains(&thin);
-                        let orders = (0..4).filter(|order| every || order % 3 == i % 2);
+                        let orders =
+                            (0..4).filter(|order| every || [0, 3].contains(order) == (i % 2 == 0));
                         for turned in orders.map(|order| ORDERS[order]) {
                             let what = format!("{size:?}, {turned:?} on {device:?}");
                             let (a, a_held) = stored(&a, [1, m, k], turned[0], dtype, &device);
@@ -78,7 +81,7 @@ fn long_sums_are_cut_into_parts_and_added_to() {
     for device in devices() {
         for dtype in dtypes(&device) {
             for (batches, large, k, thin) in
-                [(1, 96, 8200, 5), (1, 100, 4100, 24), (3, 200, 2056, 3), (2, 90, 2051, 40)]
+                [(1, 96, 8200, 5), (1, 106, 4100, 24), (3, 200, 2056, 3), (2, 170, 2051, 40)]
             {
                 for size @ [m, k, n] in sides(large, k, thin) {
                     let what = format!("{batches}×{size:?} on {device:?}");

@@ -35,9 +35,9 @@ use cubecl::prelude::*;
 const THIN: usize = 80;
 /// Columns that plain units multiply at the rate of memory.
 pub(super) const FEW: usize = 8;
-/// What the large operand has at least: times the elements of the thin one, and bytes. Below that launches
-/// are all that counts, and tiles may share operands.
-const RATIO: usize = 2;
+/// What the large operand has at least: times the elements of the thin one and of the result, and bytes.
+/// Below that it is not what counts: the other operand and the result do, or launches.
+const RATIO: usize = 4;
 const LEAST: usize = 1 << 16;
 
 /// The kernels of a thin product.
@@ -124,6 +124,7 @@ pub(super) fn kernel(o: &mut Operands, client: &Client) -> Option<Kernel> {
         && !o.symmetric
         && cols <= THIN
         && rows >= RATIO * cols
+        && o.k >= RATIO * cols
         && bytes >= LEAST;
     if !fits {
         return None;

@@ -4,10 +4,12 @@
 const EIGHTS: [usize; 7] = [1, 2, 3, 4, 6, 8, 10];
 /// Most stages of a ring.
 const STAGES: usize = 8;
+/// Those of short sums, whose cubes overlap because several fit on a multiprocessor.
+const FEW_STAGES: usize = 3;
 /// Bytes of shared memory that the driver takes, and alignment.
 const BESIDE: usize = 2048;
-/// Bytes that a multiprocessor could read while the second pass over parts of K is launched: 3 µs.
-const LAUNCH: usize = 100 << 10;
+/// Bytes that a multiprocessor could read while the second pass over parts of K is launched: 2.5 µs.
+const LAUNCH: usize = 80 << 10;
 /// Blocks of 64 of K that a part has at least.
 const LEAST_DEPTH: usize = 8;
 
@@ -42,7 +44,7 @@ pub(super) fn plan(
         let stages = ((memory - BESIDE) / stage).min(STAGES);
         // The sums of all warps are handed over at once.
         let handed = 256 / tile * eights(cols) * 8 * (tile + 1) * 4;
-        if stages < 3 || handed > memory - BESIDE {
+        if stages < FEW_STAGES || handed > memory - BESIDE {
             continue;
         }
         let tiles = rows.div_ceil(tile) * batches;
@@ -58,6 +60,7 @@ pub(super) fn plan(
                 let parts = splits * batches * rows * cols * 4;
                 cost += LAUNCH + parts / multiprocessors;
             }
+            let stages = if depth < STAGES { FEW_STAGES } else { stages };
             if best.is_none_or(|(least, _)| cost < least) {
                 best = Some((cost, Plan { rows: tile, stages, depth, splits }));
             }
