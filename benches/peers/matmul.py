@@ -7,6 +7,13 @@ import peers
 import torch
 
 TRAIN = [(768, 768), (768, 2304), (768, 4096), (2048, 768), (768, 50304)]
+DECODING = [(m, 8192, 8192) for m in (1, 8, 16, 64)]
+# By which operands are stored transposed: the product, decoding with a transposed weight and dX, dW.
+THIN = {
+    (False, False): DECODING + [(16384, 8192, 24), (16384, 8192, 80)],
+    (False, True): DECODING + [(16384, 24, 8192), (16384, 80, 8192)],
+    (True, False): [(8192, 16384, 24), (8192, 16384, 80)],
+}
 SHAPES = {
     "small": [(64, 64, 64), (128, 128, 128), (256, 256, 256)],
     "train": [(m, k, n) for m in (32768, 8192) for k, n in TRAIN],
@@ -17,7 +24,8 @@ SHAPES = {
 def rows(a_turned, b_turned):
     def make(dtype, which):
         size = torch.finfo(dtype).bits // 8
-        for m, k, n in SHAPES[which]:
+        shapes = THIN[a_turned, b_turned] if which == "thin" else SHAPES[which]
+        for m, k, n in shapes:
             # The gradients of the products of training: dX = dY·Wᵀ and dW = Xᵀ·dY.
             if which == "train" and b_turned:
                 k, n = n, k
@@ -51,6 +59,7 @@ GRAM = {
     "small": [(64, 64), (128, 128), (256, 256)],
     "train": [(768, 768), (768, 3072), (24, 768, 768), (24, 768, 3072)],
     "large": [(s, s) for s in (2048, 4096, 8192)],
+    "thin": [],
 }
 
 
@@ -81,5 +90,6 @@ if __name__ == "__main__":
             "matmul_nt": rows(False, True),
             "matmul_tn": rows(True, False),
             "gram": gram,
-        }
+        },
+        ("small", "train", "large", "thin"),
     )

@@ -77,12 +77,12 @@ def time_together(calls, rounds):
     return quantiles
 
 
-def main(ops):
+def main(ops, shapes=("small", "train", "large")):
     """Runs a peer bench: of each operator, `rows(dtype, shapes)` yields (pass, shape, bytes, flops,
     {name: call})."""
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
-    parser.add_argument("--shapes", choices=["small", "train", "large"], default="train")
+    parser.add_argument("--shapes", choices=shapes, default="train")
     parser.add_argument("--pass", dest="only", choices=["forward", "backward"], help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="bf16")

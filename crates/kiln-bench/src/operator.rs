@@ -180,6 +180,8 @@ pub enum Scale {
     Train,
     /// Where a kernel fills the GPU.
     Large,
+    /// Products of a large operand and a thin one: decoding, and weights of few columns.
+    Thin,
 }
 
 /// An operator.

@@ -124,6 +124,7 @@ impl Operator for Row {
             Scale::Small => [16, 4, 128, 32],
             Scale::Train => [32, 12, 1024, 64],
             Scale::Large => [4, 16, 4096, 128],
+            Scale::Thin => return vec![],
         };
         vec![Case::new([&[b, h, t, d], &[b, h, t, d], &[b, h, t, d]])]
     }

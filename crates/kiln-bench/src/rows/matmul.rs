@@ -43,6 +43,24 @@ static NT_SPEC: Spec = spec("matmul_nt", "y = alpha · a·bᵀ", &[A, BT]);
 static TN_SPEC: Spec = spec("matmul_tn", "y = alpha · aᵀ·b", &[AT, B]);
 static TT_SPEC: Spec = spec("matmul_tt", "y = alpha · aᵀ·bᵀ", &[AT, BT]);
 
+const THIN: [[usize; 3]; 6] = [
+    [1, 8192, 8192],
+    [8, 8192, 8192],
+    [16, 8192, 8192],
+    [64, 8192, 8192],
+    [16_384, 8192, 24],
+    [16_384, 8192, 80],
+];
+const THIN_NT: [[usize; 3]; 6] = [
+    [1, 8192, 8192],
+    [8, 8192, 8192],
+    [16, 8192, 8192],
+    [64, 8192, 8192],
+    [16_384, 24, 8192],
+    [16_384, 80, 8192],
+];
+const THIN_TN: [[usize; 3]; 2] = [[8192, 16_384, 24], [8192, 16_384, 80]];
+
 pub(crate) const NN: Row = Row { spec: &NN_SPEC, a: false, b: false };
 pub(crate) const NT: Row = Row { spec: &NT_SPEC, a: false, b: true };
 pub(crate) const TN: Row = Row { spec: &TN_SPEC, a: true, b: false };
@@ -160,6 +178,9 @@ impl Operator for Row {
             self.case(&[3], [40, 96, 136]),
             // K long and few tiles: in parts.
             self.case(&[], [16, 2056, 24]).with("alpha", -0.7),
+            // One thin side, for plain units and for tensor cores.
+            self.case(&[], [5, 520, 264]),
+            self.case(&[], [264, 520, 24]).with("alpha", 0.3),
         ]
     }
 
@@ -180,6 +201,15 @@ impl Operator for Row {
                 [8192, 768, 50_304],
             ],
             Scale::Large => &[[2048; 3], [4096; 3], [8192; 3]],
+            Scale::Thin => match (self.a, self.b) {
+                // Decoding, and a weight of few columns as hyper-connections have it.
+                (false, false) => &THIN,
+                // Decoding with a weight that is stored transposed; dX of the few columns.
+                (false, true) => &THIN_NT,
+                // dW of the few columns.
+                (true, false) => &THIN_TN,
+                (true, true) => return vec![],
+            },
         };
         let turn = |[m, k, n]: [usize; 3]| match (scale, self.a, self.b) {
             // The gradients of those: dX = dY·Wᵀ and dW = Xᵀ·dY.

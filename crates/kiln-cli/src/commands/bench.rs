@@ -58,6 +58,7 @@ enum Shapes {
     Small,
     Train,
     Large,
+    Thin,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -94,6 +95,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Shapes::Small => Scale::Small,
         Shapes::Train => Scale::Train,
         Shapes::Large => Scale::Large,
+        Shapes::Thin => Scale::Thin,
     };
     let pass = args.pass.map(|pass| match pass {
         OnePass::Forward => Pass::Forward,

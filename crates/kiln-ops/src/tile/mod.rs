@@ -22,6 +22,7 @@ mod simt;
 mod split_k;
 #[cfg(test)]
 mod tests;
+mod thin;
 pub(crate) mod view;
 
 pub(crate) use cuda::dual;

@@ -4,6 +4,7 @@ use super::cuda;
 use super::family::{self, Family};
 use super::problem::{Alpha, Problem, Triangles};
 use super::simt;
+use super::thin;
 use super::view::{MatrixView, broadcast};
 use crate::launch;
 use crate::precision::F32Precision;
@@ -93,9 +94,19 @@ impl Product {
         let (wanted, precision, like) = (self.family, self.precision, self.a.clone());
         let mut problem = self.problem(&shape);
         let client = &like.client;
+        let high = like.dtype == DType::F32 && precision == F32Precision::High;
+        let contiguous = given.as_ref().is_none_or(CubeTensor::is_contiguous);
+        if wanted.is_none()
+            && contiguous
+            && let Some(kernel) = thin::kernel(&mut problem, client, high)
+        {
+            let out = given.unwrap_or_else(|| launch::output(&like, op, name, shape, dtype));
+            thin::run(kernel, &problem, &out);
+            return out;
+        }
         let mut family = family::choose(wanted, client, like.dtype);
         let whole = problem.n > 1 && k > 0 && !problem.triangles.masked();
-        if like.dtype == DType::F32 && precision == F32Precision::High && whole {
+        if high && whole {
             let of_bf16 = family::choose(wanted, client, DType::BF16);
             if of_bf16 != Family::Simt && given.as_ref().is_none_or(cuda::holds) {
                 cuda::in_bf16(&mut problem);

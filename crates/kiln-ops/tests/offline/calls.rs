@@ -207,6 +207,7 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             }
         }
     }
+    thin(client, dtype, name, calls);
     // Triangles: the product and both gradients.
     for family in Family::ALL {
         let lower = force(family, Triangular::lower);
@@ -295,4 +296,43 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             });
         }
     }
+}
+
+/// One thin side: decoding, and a weight of few columns with its gradient.
+fn thin(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for ([m, k, n], order, a_turned, b_turned) in [
+        ([8, 8192, 8192], "nn", false, false),
+        ([8, 8192, 8192], "nt", false, true),
+        ([64, 8192, 8192], "nn", false, false),
+        ([64, 8192, 8192], "nt", false, true),
+        ([16_384, 8192, 24], "nn", false, false),
+        ([16_384, 8192, 80], "nn", false, false),
+        ([8192, 16_384, 24], "tn", true, false),
+    ] {
+        let make = |rows, cols, turned| match turned {
+            true => transposed(tensor(client, [cols, rows], dtype)),
+            false => tensor(client, [rows, cols], dtype),
+        };
+        let (a, b) = (make(m, k, a_turned), make(k, n, b_turned));
+        let scaled = Scaled::new(MatmulOptions::default(), dtype);
+        calls.push(Call {
+            name: format!("thin {name} {order} {m}x{k}x{n}"),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+        });
+    }
+    // Added to, in f32; and lines that are not aligned.
+    let (a, b) = (tensor(client, [2048, 1000], dtype), tensor(client, [1000, 24], dtype));
+    let c = tensor(client, [2048, 24], DType::F32);
+    let options = MatmulOptions { alpha: 0.5, dtype: Some(DType::F32), ..MatmulOptions::default() };
+    let scaled = Scaled::new(options, dtype);
+    calls.push(Call {
+        name: format!("thin add {name}"),
+        run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, b, c, scaled))),
+    });
+    let (a, b) = (tensor(client, [2048, 1001], dtype), tensor(client, [1001, 5], dtype));
+    let scaled = Scaled::new(MatmulOptions::default(), dtype);
+    calls.push(Call {
+        name: format!("thin odd {name}"),
+        run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+    });
 }

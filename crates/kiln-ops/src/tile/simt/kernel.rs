@@ -37,6 +37,15 @@ impl SimtTile {
     pub(crate) const SMALL: Self =
         Self { m: 64, n: 64, k: 16, unit_m: 4, unit_n: 4, unrolled: true };
 
+    /// As narrow as the thin side, and 128 or 256 long: 8×8 for a unit, as in the large tile, since that
+    /// multiplies most for what it reads from shared memory.
+    pub(crate) fn thin(m: usize, n: usize, unrolled: bool) -> Self {
+        let narrow = m.min(n).next_multiple_of(8);
+        let long = if narrow <= 48 { 256 } else { 128 };
+        let (m, n) = if n <= m { (long, narrow) } else { (narrow, long) };
+        Self { m, n, k: 16, unit_m: 8, unit_n: 8, unrolled }
+    }
+
     pub(crate) fn units(&self) -> usize {
         self.m / self.unit_m * (self.n / self.unit_n)
     }

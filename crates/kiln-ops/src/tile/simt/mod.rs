@@ -13,9 +13,18 @@ use kernel::{FinishLaunch, SimtProduct, SimtTile, SizesLaunch, simt_kernel};
 
 /// Makes `out`, contiguous.
 pub(super) fn run(problem: &Problem, out: &CubeTensor) {
+    run_tiles(problem, out, tile(&out.client, problem));
+}
+
+/// The same where M or N is small, with tiles that are no wider.
+pub(super) fn run_thin(problem: &Problem, out: &CubeTensor) {
+    let unrolled = launch::plane_size(&out.client) != 1;
+    run_tiles(problem, out, SimtTile::thin(problem.m, problem.n, unrolled));
+}
+
+fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
     let p = problem;
     let client = &out.client;
-    let tile = tile(client, p);
     let tiles_n = p.n.div_ceil(tile.n);
     let tiles = p.m.div_ceil(tile.m) * tiles_n;
     // Triangles have long and short sums, which parts of K would not even out.

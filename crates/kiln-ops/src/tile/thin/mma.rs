@@ -1,0 +1,469 @@
+//! Thin products of bf16 and f16 on tensor cores: mma.sync fed by cp.async, compute capability 8.0 and
+//! later.
+//!
+//! The large operand is the side of 16 rows of the instruction, the thin one that of 8 columns. A cube
+//! makes a tile of 64, 128 or 256 rows and all columns, over a part of K: eight warps copy blocks of 64 of K of
+//! both operands into a ring of stages, 16 bytes a unit and swizzled by 128 bytes, and multiply 32 rows each.
+//! Where the tile has fewer than eight times 32 rows, warps share rows and take steps of K in turn;
+//! what they have is added up in order at the end, through shared memory.
+//!
+//! A block of 256 rows is 32 KiB, which take 1780 clocks of a multiprocessor's share of 4.26 TB/s. Of 80
+//! columns they are 640 instructions a cube, about 1000 clocks at the rate that mma.sync reaches,
+//! and 150 KiB of shared memory, 1200 clocks: why fragments of the thin side serve 32 rows.
+
+use super::plan::{Plan, plan};
+use super::{Oriented, Places};
+use crate::launch;
+use crate::tile::cuda::ptx::*;
+use crate::tile::problem::Linear;
+use crate::tile::split_k;
+use crate::tile::view::{Operand, OperandLaunch};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+/// Bytes of 64 positions by 64 of K.
+const PART: u32 = 8192;
+
+/// What a product is specialised on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ThinProduct {
+    /// Rows of a tile: 64, 128 or 256.
+    pub(super) rows: u32,
+    /// Columns, in eights.
+    pub(super) eights: u32,
+    pub(super) stages: u32,
+    float: Float16,
+    /// Whether k is the contiguous dimension.
+    pub(super) large_along_k: bool,
+    pub(super) thin_along_k: bool,
+    /// Rows of the large operand stand side by side in the result.
+    swapped: bool,
+    linear: Linear,
+}
+
+impl ThinProduct {
+    /// Warps that share rows.
+    fn sharing(&self) -> u32 {
+        256 / self.rows
+    }
+
+    /// Columns in sixteens, as they are loaded.
+    fn pairs(&self) -> u32 {
+        self.eights.div_ceil(2)
+    }
+
+    /// Bytes of a stage's rows of the large operand.
+    fn large_bytes(&self) -> u32 {
+        self.rows * 128
+    }
+
+    /// Bytes of a stage of both.
+    fn stage_bytes(&self) -> u32 {
+        self.large_bytes() + thin_bytes(self.eights as usize, self.thin_along_k) as u32
+    }
+
+    /// f32 that the warps hand over at the end.
+    fn handed(&self) -> u32 {
+        self.sharing() * self.eights * 8 * (self.rows + 1)
+    }
+
+    /// Elements of shared memory, of four bytes.
+    fn shared(&self) -> u32 {
+        (self.stages * self.stage_bytes() / 4).max(self.handed())
+    }
+}
+
+/// Bytes of a stage's columns of the thin operand.
+pub(super) fn thin_bytes(eights: usize, along_k: bool) -> usize {
+    let columns = eights.next_multiple_of(2) * 8;
+    if along_k { columns * 128 } else { columns.div_ceil(64) * PART as usize }
+}
+
+/// Makes `out`, contiguous.
+pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
+    let (o, client) = (t.o, &out.client);
+    let eights = super::plan::eights(t.cols);
+    let [large_along_k, thin_along_k] = t.along_k();
+    let Plan { rows, stages, depth, splits } = plan(
+        [t.rows, t.cols, o.k, o.batches],
+        thin_bytes(eights, thin_along_k),
+        launch::multiprocessors(client),
+        client.properties().hardware.max_shared_memory_size,
+    );
+    let split = splits > 1;
+    let target = match split {
+        true => split_k::workspace(out, o.op, splits * o.batches * o.m, o.n, o.n),
+        false => out.clone(),
+    };
+    let product = ThinProduct {
+        rows: rows as u32,
+        eights: eights as u32,
+        stages: stages as u32,
+        float: Float16::of(t.large.tensor.dtype),
+        large_along_k,
+        thin_along_k,
+        swapped: t.swapped,
+        linear: o.linear(split),
+    };
+    let add = o.add.as_ref().filter(|_| product.linear.add).map(|(add, _)| add.tensor.clone());
+    let add = add.unwrap_or_else(|| launch::unused(out, DType::F32));
+    let dtypes = [t.large.tensor.dtype, add.dtype, target.dtype].map(dtype_to_elem_type);
+    let tiles = t.rows.div_ceil(rows);
+    let jobs = tiles * splits * o.batches;
+    // SAFETY: copies beyond the operands have no bytes, C and the result are only touched inside their
+    // rows and columns.
+    unsafe {
+        thin_kernel::launch_unchecked(
+            client,
+            launch::grid(client, jobs),
+            CubeDim::new_1d(UNITS),
+            launch::address_type(&[&t.large.tensor, &t.thin.tensor, &add, &target]),
+            t.large.tensor.clone().into_buffer_arg(),
+            t.thin.tensor.clone().into_buffer_arg(),
+            add.into_buffer_arg(),
+            target.clone().into_buffer_arg(),
+            OperandLaunch::new(t.large.batch_step(), t.large.ld),
+            OperandLaunch::new(t.thin.batch_step(), t.thin.ld),
+            t.add_places(),
+            t.out_places(),
+            SizesLaunch::new(
+                t.rows as u32,
+                t.cols as u32,
+                o.k as u32,
+                depth as u32,
+                splits as u32,
+                tiles as u32,
+                jobs as u32,
+            ),
+            o.alpha.number as f32,
+            o.beta() as f32,
+            product,
+            dtypes,
+        );
+    }
+    if split {
+        split_k::add_up(&target, splits, o, out);
+    }
+}
+
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    rows: u32,
+    cols: u32,
+    k: u32,
+    /// Blocks of K of a part.
+    depth: u32,
+    /// Parts of K.
+    splits: u32,
+    /// Tiles of rows.
+    tiles: u32,
+    /// Tiles of all parts of all products.
+    total: u32,
+}
+
+/// Where a unit copies its 16 bytes of an operand from: lines `UNIT_POS / 8` + 32i, where lines are
+/// positions along R or C if K is contiguous, else k.
+#[derive(CubeType, Clone, Copy)]
+struct Source {
+    /// Of the first chunk of the block at hand.
+    from: u64,
+    /// Bytes from one block to the next.
+    block: u64,
+    /// Bytes of 32 lines.
+    lines: u64,
+    /// Position along R or C, and k, of the first chunk.
+    e: u32,
+    k: u32,
+}
+
+#[cube]
+fn source(base: u64, line_bytes: u64, e0: u32, k0: u32, #[comptime] along_k: bool) -> Source {
+    let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8 * 8);
+    if comptime!(along_k) {
+        let (e, k) = (e0 + first, k0 + chunk);
+        let from = base + u64::cast_from(e) * line_bytes + u64::cast_from(k * 2);
+        Source { from, block: u64::cast_from(128u32), lines: line_bytes * 32, e, k }
+    } else {
+        let (e, k) = (e0 + chunk, k0 + first);
+        let from = base + u64::cast_from(k) * line_bytes + u64::cast_from(e * 2);
+        Source { from, block: line_bytes * 64, lines: line_bytes * 32, e, k }
+    }
+}
+
+/// On to the next block of K.
+#[cube]
+fn advance(source: &mut Source) {
+    source.from += source.block;
+    source.k += 64;
+}
+
+/// Copies chunk `i` of a unit to its place in the stage at `dst`; zero outside the operand.
+#[cube]
+fn copy_chunk(
+    dst: u32,
+    source: &Source,
+    extent: u32,
+    k_end: u32,
+    #[comptime] i: u32,
+    #[comptime] along_k: bool,
+) {
+    let line = UNIT_POS / 8;
+    let to = dst + comptime!(i * 4096) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
+    if comptime!(along_k) {
+        let left = min(k_end - min(source.k, k_end), 8u32) * 2;
+        let bytes = select(source.e + comptime!(i * 32) < extent, left, 0u32);
+        copy_16(to, source.from + source.lines * u64::cast_from(i), bytes);
+    } else {
+        // Lines are k: 64 of them for each 64 positions.
+        let (part, half) = comptime!((i / 2, i % 2));
+        let e = source.e + comptime!(part * 64);
+        let left = min(extent - min(e, extent), 8u32) * 2;
+        let bytes = select(source.k + comptime!(half * 32) < k_end, left, 0u32);
+        let offset = source.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
+        copy_16(to, source.from + offset, bytes);
+    }
+}
+
+/// Copies what this unit copies of a block into the stage at `dst`.
+#[cube]
+fn copy_block(
+    dst: u32,
+    large: &Source,
+    thin: &Source,
+    sizes: &Sizes,
+    #[comptime] product: ThinProduct,
+) {
+    #[unroll]
+    for i in 0..comptime!(product.rows / 32) {
+        copy_chunk(dst, large, sizes.rows, sizes.k, i, comptime!(product.large_along_k));
+    }
+    let dst = dst + comptime!(product.large_bytes());
+    let columns = comptime!(product.eights * 8);
+    if comptime!(product.thin_along_k) {
+        #[unroll]
+        for i in 0..comptime!(columns.div_ceil(32)) {
+            if UNIT_POS / 8 + comptime!(i * 32) < columns {
+                copy_chunk(dst, thin, sizes.cols, sizes.k, i, true);
+            }
+        }
+    } else {
+        #[unroll]
+        for i in 0..comptime!(columns.div_ceil(64) * 2) {
+            if UNIT_POS % 8 * 8 + comptime!(i / 2 * 64) < columns {
+                copy_chunk(dst, thin, sizes.cols, sizes.k, i, false);
+            }
+        }
+    }
+}
+
+/// Where a lane finds the rows of 8×8 matrices that it names, in bytes from a stage's start, and its
+/// first chunk of 16 bytes there, before the swizzle.
+#[derive(CubeType, Clone, Copy)]
+struct Lane {
+    large: u32,
+    large_chunk: u32,
+    thin: u32,
+    thin_chunk: u32,
+    /// `lane % 8`, which rows are swizzled by.
+    low: u32,
+}
+
+#[cube]
+fn lane(warp_row: u32, #[comptime] product: ThinProduct) -> Lane {
+    let lane = UNIT_POS % 32;
+    let (low, quarter) = (lane % 8, lane / 8);
+    let (large, large_chunk) = if comptime!(product.large_along_k) {
+        ((warp_row * 32 + lane % 16) * 128, lane / 16)
+    } else {
+        (warp_row / 2 * PART + (quarter / 2 * 8 + low) * 128, warp_row % 2 * 4 + quarter % 2)
+    };
+    let (thin, thin_chunk) = if comptime!(product.thin_along_k) {
+        ((quarter / 2 * 8 + low) * 128, quarter % 2)
+    } else {
+        ((quarter % 2 * 8 + low) * 128, quarter / 2)
+    };
+    let thin = thin + comptime!(product.large_bytes());
+    Lane { large, large_chunk, thin, thin_chunk, low }
+}
+
+/// Adds the product of 32 rows and all columns over a step of 16 of K of the stage at `base`.
+#[cube]
+fn multiply(
+    sums: &mut Array<Vector<f32, Const<4>>>,
+    base: u32,
+    step: u32,
+    lane: &Lane,
+    #[comptime] product: ThinProduct,
+) {
+    let eights = comptime!(product.eights);
+    let mut left = Array::<Vector<u32, Const<4>>>::new(2usize);
+    #[unroll]
+    for i in 0..2u32 {
+        let (row, chunk) = if comptime!(product.large_along_k) {
+            (comptime!(i * 2048).runtime(), lane.large_chunk + step * 2)
+        } else {
+            (step * 2048, lane.large_chunk + comptime!(i * 2))
+        };
+        let from = base + lane.large + row + ((chunk ^ lane.low) << 4);
+        left[i as usize] = load_matrices(from, comptime!(!product.large_along_k));
+    }
+    #[unroll]
+    for j in 0..comptime!(product.pairs()) {
+        let (row, chunk) = if comptime!(product.thin_along_k) {
+            (comptime!(j * 2048).runtime(), lane.thin_chunk + step * 2)
+        } else {
+            (step * 2048 + comptime!(j / 4 * PART), lane.thin_chunk + comptime!(j % 4 * 2))
+        };
+        let from = base + lane.thin + row + ((chunk ^ lane.low) << 4);
+        let right = load_matrices(from, comptime!(!product.thin_along_k));
+        #[unroll]
+        for half in 0..2u32 {
+            if comptime!(2 * j + half < eights) {
+                let b0 = right.extract(comptime!((2 * half) as usize));
+                let b1 = right.extract(comptime!((2 * half + 1) as usize));
+                #[unroll]
+                for i in 0..2u32 {
+                    let at = comptime!((i * eights + 2 * j + half) as usize);
+                    sums[at] = mma_16x8x16(left[i as usize], b0, b1, sums[at], product.float);
+                }
+            }
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn thin_kernel<E: Float, C: Float, O: Float>(
+    large: &[E],
+    thin: &[E],
+    add: &[C],
+    out: &mut [O],
+    large_operand: Operand,
+    thin_operand: Operand,
+    add_places: Places,
+    out_places: Places,
+    sizes: Sizes,
+    alpha: f32,
+    beta: f32,
+    #[comptime] product: ThinProduct,
+    #[define(E, C, O)] _dtypes: [ElemType; 3],
+) {
+    let (stages, eights) = comptime!((product.stages, product.eights));
+    let (rows, sharing) = comptime!((product.rows, product.sharing()));
+    let stage_bytes = comptime!(product.stage_bytes());
+    let mut shared =
+        Shared::<[f32]>::new_aligned_slice(comptime!(product.shared() as usize), 1024usize);
+    let base = generic_to_shared::<f32>(shared.as_ptr());
+    let job = CUBE_POS as u32;
+    // The same for all units of a cube.
+    if job < sizes.total {
+        let (tile, stack) = (job % sizes.tiles, job / sizes.tiles);
+        let (split, batch) = (stack % sizes.splits, stack / sizes.splits);
+        let row0 = tile * rows;
+        let first = split * sizes.depth;
+        let depth = min(sizes.depth, (sizes.k + 63) / 64 - first);
+
+        let warp = plane_broadcast(UNIT_POS / 32, 0u32);
+        let (warp_row, share) = (warp % comptime!(rows / 32), warp / comptime!(rows / 32));
+        let lane = lane(warp_row, product);
+        let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!((2 * eights) as usize));
+        #[unroll]
+        for i in 0..comptime!((2 * eights) as usize) {
+            sums[i] = Vector::new(0.0f32);
+        }
+
+        let at = global_address::<E>(large.as_ptr())
+            + u64::cast_from(batch as usize * large_operand.batch_stride * 2);
+        let line = u64::cast_from(large_operand.ld * 2);
+        let mut from_large = source(at, line, row0, first * 64, comptime!(product.large_along_k));
+        let at = global_address::<E>(thin.as_ptr())
+            + u64::cast_from(batch as usize * thin_operand.batch_stride * 2);
+        let line = u64::cast_from(thin_operand.ld * 2);
+        let mut from_thin = source(at, line, 0u32, first * 64, comptime!(product.thin_along_k));
+        #[unroll]
+        for s in 0..comptime!(stages - 1) {
+            if s < depth {
+                let dst = base + comptime!(s * stage_bytes);
+                copy_block(dst, &from_large, &from_thin, &sizes, product);
+            }
+            advance(&mut from_large);
+            advance(&mut from_thin);
+            copy_commit();
+        }
+        let mut stage = 0u32;
+        let mut into = comptime!(stages - 1).runtime();
+        for block in 0..depth {
+            // The block is there for all, and all have read the one before, whose stage is filled next.
+            copy_wait(comptime!(stages - 2));
+            sync_cube();
+            if block + comptime!(stages - 1) < depth {
+                copy_block(base + into * stage_bytes, &from_large, &from_thin, &sizes, product);
+            }
+            copy_commit();
+            advance(&mut from_large);
+            advance(&mut from_thin);
+            let at = base + stage * stage_bytes;
+            #[unroll]
+            for i in 0..comptime!(4 / sharing) {
+                let step = share * comptime!(4 / sharing) + i;
+                multiply(&mut sums, at, step, &lane, product);
+            }
+            into = stage;
+            stage += 1;
+            if stage == stages {
+                stage = 0u32;
+            }
+        }
+
+        // All rows of a column side by side, and one element between columns.
+        copy_wait(0u32);
+        sync_cube();
+        let columns = comptime!(eights * 8);
+        let column = comptime!(rows + 1);
+        let row = warp_row * 32 + UNIT_POS % 32 / 4;
+        let to = (share * columns + UNIT_POS % 4 * 2) * column + row;
+        #[unroll]
+        for i in 0..2u32 {
+            #[unroll]
+            for j in 0..eights {
+                let sum = sums[comptime!((i * eights + j) as usize)];
+                #[unroll]
+                for e in 0..4u32 {
+                    let offset = comptime!(i * 16 + e / 2 * 8 + (j * 8 + e % 2) * column);
+                    shared[(to + offset) as usize] = sum.extract(comptime!(e as usize));
+                }
+            }
+        }
+        sync_cube();
+        let out_at = stack as usize * out_places.batch;
+        let add_at = batch as usize * add_places.batch;
+        for i in 0..comptime!(rows * columns / UNITS) {
+            let at = i * UNITS + UNIT_POS;
+            let (row, col) = if comptime!(product.swapped) {
+                (at % rows, at / rows)
+            } else {
+                (at / columns, at % columns)
+            };
+            if row0 + row < sizes.rows && col < sizes.cols {
+                let mut x = shared[(col * column + row) as usize];
+                #[unroll]
+                for other in 1..sharing {
+                    x += shared[((comptime!(other * columns) + col) * column + row) as usize];
+                }
+                let (row, col) = ((row0 + row) as usize, col as usize);
+                if comptime!(product.linear.scaled) {
+                    x *= alpha;
+                }
+                if comptime!(product.linear.add) {
+                    let at = add_at + row * add_places.row + col * add_places.col;
+                    x += beta * f32::cast_from(add[at]);
+                }
+                out[out_at + row * out_places.row + col * out_places.col] = O::cast_from(x);
+            }
+        }
+    }
+}
