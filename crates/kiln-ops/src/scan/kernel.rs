@@ -1,4 +1,5 @@
-//! The kernels: the totals of blocks, and the scan of a block behind what stands before it.
+//! The kernels: the totals of blocks, the scan of a block behind what stands before it, and both at once
+//! where cubes can wait for each other.
 
 use super::units;
 use super::{Plan, Scan};
@@ -32,9 +33,14 @@ struct Block {
     end: usize,
 }
 
+/// The block of each row of a cube.
 #[cube]
 fn block(cut: &Cut, #[comptime] plan: Plan) -> Block {
-    let at = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
+    block_at(CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize, cut, plan)
+}
+
+#[cube]
+fn block_at(at: usize, cut: &Cut, #[comptime] plan: Plan) -> Block {
     let part = min(at, cut.parts - 1);
     let sequence = part / cut.blocks;
     let span = cut.tiles * comptime!(plan.tile());
@@ -97,6 +103,77 @@ pub(super) fn totals_kernel<S: Scan>(
     }
 }
 
+/// A unit's items of a tile.
+#[derive(CubeType)]
+struct Held {
+    items: Array<f32>,
+    /// What they combine to.
+    total: Array<f32>,
+}
+
+/// Loads a unit's items from number `first` of a sequence on.
+#[cube]
+fn load<S: Scan>(
+    buffers: &S::Buffers,
+    block: &Block,
+    first: usize,
+    length: usize,
+    #[comptime] plan: Plan,
+) -> Held {
+    let registers = comptime!(<S::Combine as Combine>::REGISTERS);
+    let mut items = Array::<f32>::new(comptime!(plan.items * registers));
+    let mut total = item::<S>(buffers, block, first, length, plan);
+    #[unroll]
+    for k in 0..registers {
+        items[k] = total[k];
+    }
+    #[unroll]
+    for e in 1..comptime!(plan.items) {
+        let next = item::<S>(buffers, block, first + e, length, plan);
+        #[unroll]
+        for k in 0..registers {
+            items[comptime!(e * registers + k)] = next[k];
+        }
+        let both = S::Combine::combine(&total, &next);
+        assign::<S::Combine>(&mut total, &both);
+    }
+    Held { items, total }
+}
+
+/// Stores the prefixes of these items, behind `before`.
+#[cube]
+fn store<S: Scan>(
+    buffers: &mut S::Buffers,
+    block: &Block,
+    first: usize,
+    length: usize,
+    held: &Held,
+    before: &Array<f32>,
+    #[comptime] plan: Plan,
+) {
+    let registers = comptime!(<S::Combine as Combine>::REGISTERS);
+    let mut prefix = S::Combine::identity();
+    assign::<S::Combine>(&mut prefix, before);
+    #[unroll]
+    for e in 0..comptime!(plan.items) {
+        let mut next = S::Combine::identity();
+        #[unroll]
+        for k in 0..registers {
+            next[k] = held.items[comptime!(e * registers + k)];
+        }
+        let both = S::Combine::combine(&prefix, &next);
+        if block.own && first + e < block.end {
+            let at = position(first + e, length, plan.reverse);
+            if comptime!(plan.exclusive) {
+                S::store(buffers, block.sequence, at, &prefix);
+            } else {
+                S::store(buffers, block.sequence, at, &both);
+            }
+        }
+        assign::<S::Combine>(&mut prefix, &both);
+    }
+}
+
 /// The scan of each block, behind item `part` of `carries`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn scan_kernel<S: Scan>(
@@ -116,44 +193,82 @@ pub(super) fn scan_kernel<S: Scan>(
     }
     for tile in 0..cut.tiles {
         let first = block.start + tile * comptime!(plan.tile()) + UNIT_POS_X as usize * plan.items;
-        let mut held = Array::<f32>::new(comptime!(plan.items * registers));
-        let mut total = S::Combine::identity();
-        #[unroll]
-        for e in 0..comptime!(plan.items) {
-            let next = item::<S>(&*buffers, &block, first + e, cut.length, plan);
-            #[unroll]
-            for k in 0..registers {
-                held[comptime!(e * registers + k)] = next[k];
-            }
-            if comptime!(e == 0) {
-                assign::<S::Combine>(&mut total, &next);
-            } else {
-                let both = S::Combine::combine(&total, &next);
-                assign::<S::Combine>(&mut total, &both);
-            }
-        }
+        let held = load::<S>(&*buffers, &block, first, cut.length, plan);
         let base = tile % 2 * part;
-        let prefix = units::rows::<S::Combine>(&total, &mut shared[base..base + part], plan.row);
-        let mut prefix_here = S::Combine::combine(&carry, &prefix.before);
-        #[unroll]
-        for e in 0..comptime!(plan.items) {
-            let mut next = S::Combine::identity();
-            #[unroll]
-            for k in 0..registers {
-                next[k] = held[comptime!(e * registers + k)];
-            }
-            let both = S::Combine::combine(&prefix_here, &next);
-            if block.own && first + e < block.end {
-                let at = position(first + e, cut.length, plan.reverse);
-                if comptime!(plan.exclusive) {
-                    S::store(buffers, block.sequence, at, &prefix_here);
-                } else {
-                    S::store(buffers, block.sequence, at, &both);
-                }
-            }
-            assign::<S::Combine>(&mut prefix_here, &both);
-        }
+        let memory = &mut shared[base..base + part];
+        let prefix = units::rows::<S::Combine>(&held.total, memory, plan.row);
+        let before = S::Combine::combine(&carry, &prefix.before);
+        store::<S>(buffers, &block, first, cut.length, &held, &before, plan);
         let both = S::Combine::combine(&carry, &prefix.all);
         assign::<S::Combine>(&mut carry, &both);
     }
+}
+
+/// The scan of blocks of one tile, each behind the totals of all blocks before it in its sequence.
+///
+/// Cubes take blocks by a ticket, so that whoever is waited for has begun. `state` is the ticket and a
+/// flag for each block, all zeros; `totals` holds the bits of the blocks' items. A block waits for
+/// totals alone, never for prefixes, and combines them in their order: that costs loads, but what
+/// is combined with what does not depend on who came first.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn look_back_kernel<S: Scan>(
+    buffers: &mut S::Buffers,
+    totals: &mut [Atomic<u32>],
+    state: &mut [Atomic<u32>],
+    cut: &Cut,
+    #[comptime] plan: Plan,
+) {
+    let registers = comptime!(<S::Combine as Combine>::REGISTERS);
+    let units = comptime!(plan.row.units as usize);
+    let part = comptime!(registers * units::shared(&plan.row));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(2 * part));
+    let mut ticket = Shared::<u32>::new();
+    if UNIT_POS == 0 {
+        *ticket = state[0].fetch_add(1u32);
+    }
+    sync_cube();
+    let block = block_at(*ticket as usize, cut, plan);
+    let first = block.start + UNIT_POS_X as usize * plan.items;
+    let held = load::<S>(&*buffers, &block, first, cut.length, plan);
+    let prefix = units::rows::<S::Combine>(&held.total, &mut shared[0..part], plan.row);
+
+    if UNIT_POS == 0 && block.own {
+        #[unroll]
+        for k in 0..registers {
+            totals[k * cut.parts + block.part].store(u32::reinterpret(prefix.all[k]));
+        }
+    }
+    // Device scope: the total is there before its flag.
+    sync_storage();
+    if UNIT_POS == 0 && block.own {
+        state[block.part + 1].store(1u32);
+    }
+
+    // The blocks before this one, in equal shares that follow each other.
+    let start = block.sequence * cut.blocks;
+    let number = select(block.own, block.part - start, 0usize);
+    let share = (number + comptime!(units - 1)) / units;
+    let from = min(UNIT_POS_X as usize * share, number);
+    let to = min(from + share, number);
+    for i in from..to {
+        loop {
+            if state[start + i + 1].load() != 0 {
+                break;
+            }
+        }
+    }
+    sync_storage();
+    let mut carry = S::Combine::identity();
+    for i in from..to {
+        let mut next = S::Combine::identity();
+        #[unroll]
+        for k in 0..registers {
+            next[k] = f32::reinterpret(totals[k * cut.parts + start + i].load());
+        }
+        let both = S::Combine::combine(&carry, &next);
+        assign::<S::Combine>(&mut carry, &both);
+    }
+    reduce::rows::<S::Combine>(&mut carry, &mut shared[part..2 * part], plan.row);
+    let before = S::Combine::combine(&carry, &prefix.before);
+    store::<S>(buffers, &block, first, cut.length, &held, &before, plan);
 }

@@ -3,11 +3,15 @@
 //! A unit takes a few neighbouring elements, the units of a cube scan their totals, and a cube walks
 //! over its block tile by tile. A sequence of several blocks takes three launches: the totals of the
 //! blocks, the scan of the totals, and the scan of each block behind what stands before it
-//! (reduce-then-scan: Dotsenko et al., ICS 2008; Merrill and Grimshaw, 2009). Elements are read twice
-//! then, else once.
+//! (reduce-then-scan: Dotsenko et al., ICS 2008; Merrill and Grimshaw, 2009), and its elements are read
+//! twice. On CUDA, where what a cube writes is visible to another in the same launch, blocks are single
+//! tiles that wait for the totals of those before them, and elements are read once (after the look-back
+//! of Merrill and Garland, 2016, but for totals alone: theirs takes prefixes from wherever they are
+//! first, and f32 would round differently from run to run).
 //!
 //! The order of the combinations follows from the lengths and the device alone: two runs agree bit for
-//! bit. Nothing is needed of the device beyond barriers; planes are used where there are any.
+//! bit. Elsewhere nothing is needed of the device beyond barriers; planes are used
+//! where there are any.
 
 // `#[cube]` makes public items without documentation of what is public here.
 #![allow(missing_docs)]
@@ -22,7 +26,7 @@ use crate::reduce::{Combine, RowUnits, read, write};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use kernel::{CutLaunch, scan_kernel, totals_kernel};
+use kernel::{CutLaunch, look_back_kernel, scan_kernel, totals_kernel};
 use std::marker::PhantomData;
 
 /// What is scanned: how elements become items, and prefixes results. An operator does its own
@@ -55,7 +59,7 @@ pub struct ScanRequest {
     pub reverse: bool,
     /// Element i gets what comes before it, without its own item.
     pub exclusive: bool,
-    /// Blocks of a sequence, at most; by default as many as fill the device.
+    /// Blocks of a sequence, at most, in three launches; by default as suits the device.
     pub blocks: Option<usize>,
 }
 
@@ -70,9 +74,11 @@ const UNITS_WITHOUT_PLANES: u32 = 128;
 /// Units of a cube that narrow sequences share.
 const CUBE: u32 = 128;
 /// Cubes a multiprocessor that blocks are made for; fewer than `FEWEST` blocks of a sequence are not
-/// worth two more launches. None of these six was swept.
+/// worth two more launches. None of these was swept.
 const CUBES: usize = 4;
 const FEWEST: usize = 4;
+/// Most blocks of a sequence that wait for each other: their loads grow with the square.
+const WAITING: usize = 4096;
 
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -176,6 +182,13 @@ pub unsafe fn scan<S: Scan>(
         // SAFETY: the caller's.
         return unsafe { pass.scan::<S>(client, buffers(), nothing) };
     }
+    if let Some(pass) = pass.waiting(client, &request) {
+        let shape = Shape::new([S::Combine::REGISTERS, pass.parts()]);
+        let totals = launch::output(like, op, "totals of blocks", shape, DType::F32);
+        let state = launch::zeros(like, Shape::new([pass.parts() + 1]), DType::U32);
+        // SAFETY: the caller's for the buffers; there is a total and a flag for each part.
+        return unsafe { pass.look_back::<S>(client, buffers(), totals, state) };
+    }
     let pass = Pass { plan: Plan { carried: true, ..pass.plan }, ..pass };
     let (blocks, parts) = (pass.blocks, pass.parts());
     let items = |name: &'static str| {
@@ -203,6 +216,7 @@ pub unsafe fn scan<S: Scan>(
 }
 
 /// A pass over the sequences: one launch.
+#[derive(Clone, Copy)]
 struct Pass {
     plan: Plan,
     address: AddressType,
@@ -221,6 +235,14 @@ impl Pass {
         let tiles = plan.tiles(client, request);
         let blocks = length.div_ceil(plan.tile()).div_ceil(tiles);
         Self { plan, address, sequences, length, blocks, tiles }
+    }
+
+    /// This pass with blocks of one tile, if they are to wait for each other.
+    fn waiting(&self, client: &Client, request: &ScanRequest) -> Option<Self> {
+        let visible = client.name() == "cuda" && client.features().device_memory_scope;
+        let blocks = self.length.div_ceil(self.plan.tile());
+        let wanted = request.blocks.is_none() && self.plan.row.rows == 1 && blocks <= WAITING;
+        (visible && wanted).then_some(Self { blocks, tiles: 1, ..*self })
     }
 
     /// Blocks of all sequences.
@@ -278,6 +300,32 @@ impl Pass {
                 self.address,
                 buffers,
                 carries.into_buffer_arg(),
+                self.cut(),
+                self.plan,
+            );
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`scan`]; `totals` holds an item for each part, and `state` a zero more than parts.
+    unsafe fn look_back<S: Scan>(
+        &self,
+        client: &Client,
+        buffers: <S::Buffers as LaunchArg>::RuntimeArg,
+        totals: CubeTensor,
+        state: CubeTensor,
+    ) {
+        // SAFETY: the caller's; a block waits for blocks that a lower ticket has begun.
+        unsafe {
+            look_back_kernel::launch_unchecked::<S>(
+                client,
+                self.cubes(client),
+                self.plan.row.cube_dim(),
+                self.address,
+                buffers,
+                totals.into_buffer_arg(),
+                state.into_buffer_arg(),
                 self.cut(),
                 self.plan,
             );

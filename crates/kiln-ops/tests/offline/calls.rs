@@ -66,13 +66,16 @@ pub fn all(client: &Client) -> Vec<Call> {
 /// Narrow sequences that share a cube, one cube each, and many blocks.
 fn scans(client: &Client, calls: &mut Vec<Call>) {
     fn call<C: Combine>(client: &Client, name: &str, calls: &mut Vec<Call>) {
-        for (sequences, length) in [(4096, 64), (512, 4096), (1, 1 << 20)] {
+        let many = 1 << 20;
+        for (sequences, length, blocks) in
+            [(4096, 64, None), (512, 4096, None), (1, many, None), (1, many, Some(64))]
+        {
             for (reverse, exclusive) in [(false, false), (true, true)] {
                 let x = tensor(client, [sequences * length * C::REGISTERS], DType::F32);
                 let op = "scan";
-                let request =
-                    ScanRequest { op, sequences, length, reverse, exclusive, blocks: None };
+                let request = ScanRequest { op, sequences, length, reverse, exclusive, blocks };
                 let word = if reverse { "reverse exclusive" } else { "forward inclusive" };
+                let word = if blocks.is_some() { format!("{word} blocks") } else { word.into() };
                 calls.push(Call {
                     name: format!("scan of {name} {word} {sequences}x{length}"),
                     run: Box::new(move || drop(scanned::<C>(&x, request))),
