@@ -29,7 +29,7 @@ pub struct Args {
     /// Bursts of each implementation.
     #[arg(long, default_value_t = 12)]
     rounds: usize,
-    /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or units.
+    /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or simt.
     #[arg(long, value_parser = kiln_bench::gate::family)]
     tiles: Option<&'static str>,
     /// Write the run to this file too.
