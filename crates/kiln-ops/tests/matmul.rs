@@ -307,6 +307,9 @@ fn symmetric_products() {
                 for (i, y) in expected.iter_mut().enumerate() {
                     *y -= 2.0 * c_held[i % (m * m)];
                 }
+                let [a_size, at_size] =
+                    [&a_held, &at].map(|x| x.iter().map(|x| x.abs()).collect::<Vec<_>>());
+                let sizes = oracle::forward(&a_size, &at_size, [batches, m, k, m], 0.5);
                 let results =
                     if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
                 for result in results {
@@ -320,7 +323,16 @@ fn symmetric_products() {
                     });
                     for (family, y) in made {
                         let what = format!("{batches}×{m}×{k} {dtype:?} on {family} of {device:?}");
-                        assert_near(&y, &expected, result, 1, &what);
+                        if result == dtype {
+                            assert_near(&y, &expected, result, 1, &what);
+                        } else {
+                            // Tensor cores cut each of K / 16 sums off at 2⁻²³; C and the end round.
+                            let terms = (k.div_ceil(16) + 4) as f64 * 2f64.powi(-23);
+                            for (i, (y, e)) in y.iter().zip(&expected).enumerate() {
+                                let bound = terms * (sizes[i] + 2.0 * c_held[i % (m * m)].abs());
+                                assert!((y - e).abs() <= bound, "{what}: {y} for {e} at {i}");
+                            }
+                        }
                         for matrix in y.chunks(m * m) {
                             assert!(matrix == turned(matrix, m, m), "not symmetric: {what}");
                         }
