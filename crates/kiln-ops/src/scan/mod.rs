@@ -10,8 +10,7 @@
 //! first, and f32 would round differently from run to run).
 //!
 //! The order of the combinations follows from the lengths and the device alone: two runs agree bit for
-//! bit. Elsewhere nothing is needed of the device beyond barriers; planes are used
-//! where there are any.
+//! bit. Elsewhere nothing is needed of the device beyond barriers; planes are used where there are any.
 
 // `#[cube]` makes public items without documentation of what is public here.
 #![allow(missing_docs)]
@@ -39,7 +38,8 @@ pub trait Scan: Send + Sync + 'static {
     /// `Box<[f32]>`.
     type Buffers: LaunchArg;
 
-    /// The item at `i` of a sequence. Called more than once for an element.
+    /// The item at `i` of a sequence. Called more than once for an element, and past the end of a block,
+    /// where the item is dropped: a result may take the place of an element.
     fn load(buffers: &Self::Buffers, sequence: usize, i: usize) -> Array<f32>;
 
     /// Takes the combination up to `i`. Called once for each element, by the unit that loaded it.

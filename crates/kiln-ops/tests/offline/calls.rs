@@ -1,6 +1,6 @@
 //! What is called: every operator, in the element types and shapes that choose its kernels.
 
-use crate::scans::{Matrices, Moebius, scanned};
+use crate::ops::{Matrices, Moebius, scanned};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;

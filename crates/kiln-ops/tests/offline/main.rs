@@ -9,8 +9,8 @@
 //! these words in their names and compares nothing.
 
 mod calls;
-#[path = "../scans/mod.rs"]
-mod scans;
+#[path = "../scan/ops.rs"]
+mod ops;
 mod server;
 mod toolkit;
 
