@@ -9,7 +9,7 @@ use cubecl::client::Client;
 fn device() -> Option<(Device, Client)> {
     let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
     let device = crate::device::open(&name).ok()?.device;
-    let client = crate::policy::client(&device)?;
+    let client = crate::device::client(&device)?;
     Some((device, client))
 }
 

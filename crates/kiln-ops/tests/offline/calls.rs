@@ -320,7 +320,7 @@ fn thin(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let scaled = Scaled::new(MatmulOptions::default(), dtype);
         calls.push(Call {
             name: format!("thin {name} {order} {m}x{k}x{n}"),
-            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::None, scaled))),
         });
     }
     // Added to, in f32; and lines that are not aligned.
@@ -330,12 +330,12 @@ fn thin(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let scaled = Scaled::new(options, dtype);
     calls.push(Call {
         name: format!("thin add {name}"),
-        run: Box::new(move || drop(CubeBackend::kiln_matmul_add(a, b, c, scaled))),
+        run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::Some(c), scaled))),
     });
     let (a, b) = (tensor(client, [2048, 1001], dtype), tensor(client, [1001, 5], dtype));
     let scaled = Scaled::new(MatmulOptions::default(), dtype);
     calls.push(Call {
         name: format!("thin odd {name}"),
-        run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, scaled))),
+        run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::None, scaled))),
     });
 }
