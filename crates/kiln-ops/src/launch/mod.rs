@@ -95,7 +95,6 @@ pub fn output(
 }
 
 /// One whose rows begin at multiples of 16 bytes.
-#[cfg(feature = "cuda")]
 pub(crate) fn output_aligned(
     like: &CubeTensor,
     op: &'static str,

@@ -20,6 +20,7 @@ mod units;
 
 pub use units::{Prefix, plane, rows, shared};
 
+use crate::device::Hardware;
 use crate::launch;
 use crate::reduce::{Combine, RowUnits, read, write};
 use burn::tensor::{DType, Shape};
@@ -239,7 +240,7 @@ impl Pass {
 
     /// This pass with blocks of one tile, if they are to wait for each other.
     fn waiting(&self, client: &Client, request: &ScanRequest) -> Option<Self> {
-        let visible = client.name() == "cuda" && client.features().device_memory_scope;
+        let visible = Hardware::of(client).ptx && client.features().device_memory_scope;
         let blocks = self.length.div_ceil(self.plan.tile());
         let wanted = request.blocks.is_none() && self.plan.row.rows == 1 && blocks <= WAITING;
         (visible && wanted).then_some(Self { blocks, tiles: 1, ..*self })

@@ -86,7 +86,7 @@ impl Product {
         if shape.num_elements() == 0 {
             return launch::output(&self.a, self.op, self.name, shape, self.dtype);
         }
-        if k == 0 && self.add.is_none() {
+        if k == 0 && self.add.is_none() && self.out.is_none() {
             // A sum of nothing: the gradient of a weight that no row has gone through.
             return launch::zeros(&self.a, shape, self.dtype);
         }

@@ -7,8 +7,16 @@ use cubecl::client::Client;
 
 /// A device with kernels and its client: that of `KILN_DEVICE`, or wgpu; none where there is no driver.
 fn device() -> Option<(Device, Client)> {
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    let device = crate::device::open(&name).ok()?.device;
+    let named = std::env::var("KILN_DEVICE");
+    let opened = crate::device::open(named.as_deref().unwrap_or("wgpu"));
+    let device = match (opened, named) {
+        (Ok(opened), _) => opened.device,
+        (Err(error), Ok(_)) => panic!("KILN_DEVICE: {error}"),
+        (Err(error), Err(_)) => {
+            eprintln!("SKIPPED: {error}");
+            return None;
+        }
+    };
     let client = crate::device::client(&device)?;
     Some((device, client))
 }

@@ -16,6 +16,14 @@ use kiln_ops::launch::audit::Audit;
 use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::scan::ScanRequest;
 use ops::{Matrices, Moebius, scanned};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Held by the test that has the devices: an audit sees what other tests write at the same time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The devices with kernels.
 fn devices() -> Vec<cubecl::Device> {
@@ -108,16 +116,19 @@ fn scans_are_exact<C: Combine>(host: &Host, scale: f64) {
 
 #[test]
 fn scans_of_exact_sums_are_exact() {
+    let _alone = alone();
     scans_are_exact::<Sums<1>>(&SUM, 1.0);
 }
 
 #[test]
 fn scans_of_exact_products_are_exact() {
+    let _alone = alone();
     scans_are_exact::<Matrices>(&MATRICES, 1.0);
 }
 
 #[test]
 fn scans_of_exact_maps_are_exact() {
+    let _alone = alone();
     scans_are_exact::<Moebius>(&MOEBIUS, 0.5);
 }
 
@@ -151,10 +162,12 @@ fn scans_round_and_repeat<C: Combine>(host: &Host) {
 
 #[test]
 fn sums_round_and_repeat() {
+    let _alone = alone();
     scans_round_and_repeat::<Sums<1>>(&SUM);
 }
 
 #[test]
 fn products_round_and_repeat() {
+    let _alone = alone();
     scans_round_and_repeat::<Matrices>(&MATRICES);
 }

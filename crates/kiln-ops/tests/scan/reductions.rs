@@ -116,16 +116,19 @@ fn units_reduce_and_scan<C: Combine>(host: &Host, scale: f64) {
 
 #[test]
 fn units_reduce_and_scan_sums() {
+    let _alone = crate::alone();
     units_reduce_and_scan::<Sums<1>>(&SUM, 1.0);
 }
 
 #[test]
 fn units_reduce_and_scan_products() {
+    let _alone = crate::alone();
     units_reduce_and_scan::<Matrices>(&MATRICES, 1.0);
 }
 
 #[test]
 fn units_reduce_and_scan_maps() {
+    let _alone = crate::alone();
     units_reduce_and_scan::<Moebius>(&MOEBIUS, 0.5);
 }
 
@@ -167,6 +170,7 @@ fn columns_reduce<C: Combine>(host: &Host) {
 
 #[test]
 fn columns_reduce_sums_and_products() {
+    let _alone = crate::alone();
     columns_reduce::<Sums<1>>(&SUM);
     columns_reduce::<Matrices>(&MATRICES);
 }
@@ -179,6 +183,7 @@ fn vector_kernel<C: Combine, N: Size>(x: &[Vector<f32, N>], out: &mut [f32]) {
 
 #[test]
 fn vectors_reduce() {
+    let _alone = crate::alone();
     for device in devices() {
         let client = device.client();
         let x = numbers(64, 5, 0.3);

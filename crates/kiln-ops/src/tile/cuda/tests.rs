@@ -123,6 +123,7 @@ fn chained_kernel<E: Float>(
 fn a_chain_of_products_stays_in_registers() {
     let Some((device, like)) = like() else { return };
     if !families(&device, DType::BF16).contains(&Family::Wgmma) {
+        eprintln!("SKIPPED: {device:?} has no wgmma");
         return;
     }
     let dtype = DType::BF16;

@@ -1,6 +1,6 @@
 //! Products through mma.sync fed by cp.async: compute capability 8.0 and later.
 //!
-//! As many cubes as multiprocessors scheduler over the tiles. All eight warps copy blocks of both operands
+//! As many cubes as multiprocessors walk over the tiles. All eight warps copy blocks of both operands
 //! into a ring of stages, 16 bytes a unit and swizzled as wgmma has them. While a step of 16 of K is
 //! multiplied, the next one is on its way to registers, across blocks too: the one barrier a block
 //! stands before its last step, and who passes it may overwrite the stage before. (8192³ on an H200:
