@@ -41,7 +41,8 @@ fn chained_kernel<E: Float>(
     let c_base = base + comptime!(3 * BLOCK);
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp == 4u32 {
-        if UNIT_POS % 32 == 0u32 {
+        let lane = UNIT_POS % 32;
+        if lane == 0u32 {
             let (b_map, c_map) = (tensor_map_address(b), tensor_map_address(c));
             let bar = a_ring.acquire(0u32, 0u32, BLOCK);
             tma_load(base, tensor_map_address(a), bar, 0u32, 0u32, 0u32);

@@ -365,7 +365,8 @@ fn thin_kernel<E: Float, C: Float, O: Float>(
         let (split, batch) = (stack % sizes.splits, stack / sizes.splits);
         let row0 = tile * rows;
         let first = split * sizes.depth;
-        let depth = min(sizes.depth, (sizes.k + 63) / 64 - first);
+        let reached = sizes.k + 63;
+        let depth = min(sizes.depth, reached / 64 - first);
 
         let warp = plane_broadcast(UNIT_POS / 32, 0u32);
         let (warp_row, share) = (warp % comptime!(rows / 32), warp / comptime!(rows / 32));

@@ -112,7 +112,8 @@ fn multiply<C: Float, Ep: Epilogue>(
     // The same in all lanes, and known to be, so that descriptors stay in uniform registers.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp == comptime!(UNITS / 32 - 1) {
-        if UNIT_POS % 32 == 0u32 {
+        let lane = UNIT_POS % 32;
+        if lane == 0u32 {
             produce(maps, &buffers, order, grid, stages);
         }
     } else {
