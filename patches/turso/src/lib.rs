@@ -139,7 +139,9 @@ impl Connection {
                     sum.1 += (entry.key.len() + entry.value.len()) as i64;
                 }
                 sums.into_iter()
-                    .map(|(space, (count, bytes))| vec![Text(space), Integer(count), Integer(bytes)])
+                    .map(|(space, (count, bytes))| {
+                        vec![Text(space), Integer(count), Integer(bytes)]
+                    })
                     .collect()
             }
             (sql, _) => return Err(unknown(sql)),

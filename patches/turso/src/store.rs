@@ -1,10 +1,11 @@
 //! The entries: one file each, named by a hash of namespace and key.
 
 use crate::{Error, Result};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// A directory of entries.
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ pub(crate) struct Entry {
     pub origin: i64,
 }
 
-const MAGIC: &[u8; 8] = b"kilnent1";
+const MAGIC: &[u8; 8] = b"kilnent2";
 /// The namespace of what stands in the table `meta`; the table of entries has none of that name.
 const META: &str = "";
 
@@ -36,7 +37,12 @@ impl Entry {
     }
 
     fn decode(bytes: &[u8]) -> Option<Entry> {
-        let mut rest = bytes.strip_prefix(MAGIC)?;
+        // A file that a crash cut short or filled with something else is none.
+        let (body, sum) = bytes.split_last_chunk::<16>()?;
+        if hash(body) != u128::from_le_bytes(*sum) {
+            return None;
+        }
+        let mut rest = body.strip_prefix(MAGIC)?;
         let mut number = || -> Option<i64> {
             let (head, tail) = rest.split_first_chunk::<8>()?;
             rest = tail;
@@ -60,6 +66,7 @@ impl Database {
         if !read_only {
             fs::create_dir_all(&directory)
                 .map_err(|error| Error::IoError(error.kind(), "creating the store of kernels"))?;
+            tidy(&directory);
         }
         Ok(Self { directory, read_only })
     }
@@ -94,7 +101,8 @@ impl Database {
                 return Ok(1);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let stays = self.get(namespace, key)?.is_some_and(|old| old.origin != 1 || origin != 0);
+                let stays =
+                    self.get(namespace, key)?.is_some_and(|old| old.origin != 1 || origin != 0);
                 if stays {
                     let _ = fs::remove_file(staged);
                     return Ok(0);
@@ -125,7 +133,8 @@ impl Database {
     pub(crate) fn remove(&self, which: impl Fn(&str, &[u8]) -> bool) -> Result<u64> {
         let mut count = 0;
         for path in self.files()? {
-            let goes = |entry: Entry| entry.namespace != META && which(&entry.namespace, &entry.key);
+            let goes =
+                |entry: Entry| entry.namespace != META && which(&entry.namespace, &entry.key);
             if Entry::read(&path)?.is_none_or(goes) {
                 count += remove(&path)?;
             }
@@ -142,18 +151,15 @@ impl Database {
     }
 
     fn path(&self, namespace: &str, key: &[u8]) -> PathBuf {
-        // FNV-1a of 128 bits; an entry is known by what stands in it, the name only finds it.
-        let bytes = namespace.as_bytes().iter().chain([&0]).chain(key);
-        let hash = bytes.fold(0x6c62272e07bb014262b821756295c58d_u128, |hash, &byte| {
-            (hash ^ u128::from(byte)).wrapping_mul(0x0000000001000000000000000000013B)
-        });
-        self.directory.join(format!("{hash:032x}"))
+        // An entry is known by what stands in it, the name only finds it.
+        let name = hash(&[namespace.as_bytes(), &[0], key].concat());
+        self.directory.join(format!("{name:032x}"))
     }
 
     fn files(&self) -> Result<Vec<PathBuf>> {
         let read = || -> io::Result<Vec<PathBuf>> {
             let paths = fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.path()));
-            paths.filter(|path| path.as_ref().map_or(true, |p| p.extension().is_none())).collect()
+            paths.filter(|path| path.as_ref().map_or(true, |path| named(path))).collect()
         };
         match read() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -166,23 +172,55 @@ impl Database {
         if self.read_only {
             return Err(Error::IoError(io::ErrorKind::ReadOnlyFilesystem, "keeping a kernel"));
         }
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}-{count}.tmp", std::process::id());
-        let path = self.directory.join(name);
         let mut bytes = MAGIC.to_vec();
         let lengths = [namespace.len(), key.len(), value.len()].map(|length| length as i64);
         for number in [origin].into_iter().chain(lengths) {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend([namespace.as_bytes(), key, value].concat());
-        let written = File::create(&path).and_then(|mut file| file.write_all(&bytes));
-        match written {
+        bytes.extend(hash(&bytes).to_le_bytes());
+        // Of a name that no other process has, on this machine or on one that shares the directory.
+        let (path, mut file) = loop {
+            let random = RandomState::new().build_hasher().finish();
+            let path = self.directory.join(format!("{random:016x}.tmp"));
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::IoError(error.kind(), "keeping a kernel")),
+                Ok(file) => break (path, file),
+            }
+        };
+        match file.write_all(&bytes) {
             Ok(()) => Ok(path),
             Err(error) => {
                 let _ = fs::remove_file(&path);
                 Err(Error::IoError(error.kind(), "keeping a kernel"))
             }
+        }
+    }
+}
+
+/// FNV-1a of 128 bits.
+fn hash(bytes: &[u8]) -> u128 {
+    bytes.iter().fold(0x6c62272e07bb014262b821756295c58d, |hash, &byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0000000001000000000000000000013B)
+    })
+}
+
+/// Whether a file is named as entries are.
+fn named(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Removes what writers that did not live to the end have left, an hour ago or longer.
+fn tidy(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let age =
+            entry.metadata().and_then(|data| data.modified()).ok().and_then(|t| t.elapsed().ok());
+        let stale = age.is_some_and(|age| age > Duration::from_secs(3600));
+        if stale && path.extension().is_some_and(|extension| extension == "tmp") {
+            let _ = fs::remove_file(path);
         }
     }
 }
@@ -199,5 +237,84 @@ fn remove(path: &Path) -> Result<u64> {
         Ok(()) => Ok(1),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(Error::IoError(error.kind(), "removing a kept kernel")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (PathBuf, Database) {
+        let random = RandomState::new().build_hasher().finish();
+        let directory = std::env::temp_dir().join(format!("kept-{random:x}"));
+        (directory.clone(), Database::open(directory, false).unwrap())
+    }
+
+    fn value(store: &Database, key: &[u8]) -> Option<Vec<u8>> {
+        store.get("cuda", key).unwrap().map(|entry| entry.value)
+    }
+
+    #[test]
+    fn the_first_local_value_stays_and_replaces_an_imported_one() {
+        let (directory, store) = store();
+        assert_eq!(store.insert("cuda", b"k", b"imported", 1), Ok(1));
+        assert_eq!(store.insert("cuda", b"k", b"again", 1), Ok(0));
+        assert_eq!(store.insert("cuda", b"k", b"local", 0), Ok(1));
+        assert_eq!(store.insert("cuda", b"k", b"other", 0), Ok(0));
+        assert_eq!(value(&store, b"k").unwrap(), b"local");
+        assert_eq!(store.replace("cuda", b"k", b"new", 0), Ok(1));
+        let again = Database::open(directory.clone(), true).unwrap();
+        assert_eq!(value(&again, b"k").unwrap(), b"new");
+        assert!(again.insert("cuda", b"l", b"x", 0).is_err(), "it is read-only");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_broken_file_is_no_entry_and_is_written_again() {
+        let (directory, store) = store();
+        store.insert("cuda", b"k", b"whole", 0).unwrap();
+        let path = store.path("cuda", b"k");
+        let whole = fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[50] ^= 1;
+        for broken in [&whole[..whole.len() - 3], &whole[..5], &[], &flipped] {
+            fs::write(&path, broken).unwrap();
+            assert_eq!(value(&store, b"k"), None);
+            assert_eq!(store.insert("cuda", b"k", b"mended", 0), Ok(1));
+            assert_eq!(value(&store, b"k").unwrap(), b"mended");
+        }
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn removing_keeps_other_files_and_what_is_known_of_the_store() {
+        let (directory, store) = store();
+        store.set_meta("schema_version", "3").unwrap();
+        fs::write(directory.join("README"), "mine").unwrap();
+        for key in [b"a", b"b"] {
+            store.insert("cuda", key, b"x", 0).unwrap();
+        }
+        assert_eq!(store.remove_one("cuda", b"a"), Ok(1));
+        assert_eq!(store.scan().unwrap().len(), 1);
+        assert_eq!(store.remove(|namespace, _| namespace == "cuda"), Ok(1));
+        assert_eq!(store.meta("schema_version").unwrap().unwrap(), "3");
+        assert!(directory.join("README").exists());
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn of_many_writers_one_wins() {
+        let (directory, store) = store();
+        let write = |i: u8| store.insert("cuda", b"k", &vec![i; 100_000], 0).unwrap();
+        let wins: u64 = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8).map(|i| scope.spawn(move || write(i))).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).sum()
+        });
+        assert_eq!(wins, 1);
+        let kept = value(&store, b"k").unwrap();
+        assert!(kept.len() == 100_000 && kept.iter().all(|byte| *byte == kept[0]));
+        let left = fs::read_dir(&directory).unwrap().count();
+        assert_eq!(left, 1, "nothing is left of the others");
+        fs::remove_dir_all(directory).unwrap();
     }
 }
