@@ -12,7 +12,7 @@ pub struct Prefix {
     pub all: Array<f32>,
 }
 
-/// f32 of shared memory that [`rows`] needs for each register of an item.
+/// f32 of shared memory that [`rows()`] needs for each register of an item.
 pub fn shared(row: &RowUnits) -> usize {
     if row.plane > 1 { row.shared() } else { 2 * row.shared() }
 }

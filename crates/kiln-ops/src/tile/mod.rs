@@ -1,6 +1,6 @@
 //! Matrix products by tiles: what every operator that multiplies matrices is made of.
 //!
-//! A [`Product`] says what is multiplied: batches of matrices in any storage order, which of them
+//! A `Product` says what is multiplied: batches of matrices in any storage order, which of them
 //! are triangular, what is added, the element type of the result. How is decided here: by which
 //! [`Family`] of kernels, with which tile, in how many parts of K. All families compute the same and
 //! stand behind the same tests.
