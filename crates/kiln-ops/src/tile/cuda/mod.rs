@@ -1,6 +1,7 @@
 //! Families of kernels on NVIDIA's tensor cores, written in PTX: wgmma and mma.sync.
 
 mod bf16x3;
+pub(crate) mod copies;
 pub(crate) mod dual;
 pub(crate) mod fragment;
 mod maps;
@@ -9,7 +10,7 @@ mod mma;
 pub(crate) mod pipeline;
 mod producer;
 pub(crate) mod ptx;
-mod schedule;
+pub(crate) mod schedule;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use super::Dual;
 use super::pipeline::{PipelineState, Ring, barrier_bytes};
 use super::ptx::*;
-use super::schedule::{DEPTH, ROWS, Scheduler, TileGrid, WorkTile, work_index, work_tile};
+use super::schedule::{DEPTH, PART, ROWS, Scheduler, TileGrid, WorkTile, work_index, work_tile};
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 
@@ -84,7 +84,7 @@ fn load_operand(
 ) {
     #[unroll]
     for i in 0..comptime!(if along_k { 1u32 } else { extent / 64 }) {
-        load_part(dst + i * 8192, map, bar, e + i * 64, k, matrix, along_k);
+        load_part(dst + i * PART, map, bar, e + i * 64, k, matrix, along_k);
     }
 }
 

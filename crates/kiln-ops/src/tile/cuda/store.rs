@@ -20,6 +20,18 @@ impl Stored {
         }
     }
 
+    /// The addresses s1..s3 of a unit's other parts from that of its first, s0: swizzled rows of 128 bytes differ in
+    /// bits, of which only a transposed chunk of 16 bits changes those of whole rows.
+    fn parts(self, transposed: bool) -> String {
+        let part = |i: usize| match (self, transposed) {
+            (_, false) => format!("xor.b32 s{i}, s0, {};\n", 32 * i),
+            (Self::Float16(_), true) => format!("add.u32 s{i}, s0, {};\n", 2048 * i),
+            // Element i of every four is in line i % 2, and 8·(i / 2) along it.
+            (Self::F32, true) => format!("xor.b32 s{i}, s0, {};\n", i % 2 * 144 + i / 2 * 32),
+        };
+        (1..4).map(part).collect()
+    }
+
     /// Stores chunk `c` of the sums `%0..` to the addresses s0..s3. A transposed chunk has the columns of the
     /// sums in its rows: of 16 bits chunk c transposed; of f32 64 columns and half of the rows, so that chunks
     /// 2c and 2c + 1 are one square.
@@ -67,60 +79,33 @@ impl Stored {
     }
 }
 
-/// Where a unit stores its parts of a chunk, and of a transposed one.
+/// Where a unit stores the first of its parts of a chunk, and of a transposed one.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ChunkAddresses {
-    s0: u32,
-    s1: u32,
-    s2: u32,
-    s3: u32,
-    t0: u32,
-    t1: u32,
-    t2: u32,
-    t3: u32,
+    straight: u32,
+    transposed: u32,
 }
 
-/// Those of unit `unit` of a warpgroup, of chunks at `base`.
+/// Those of unit `unit` of a warpgroup, of chunks at `base`, which is a multiple of 1024.
 #[cube]
 pub(crate) fn chunk_addresses(base: u32, unit: u32, #[comptime] stored: Stored) -> ChunkAddresses {
-    ChunkAddresses {
-        s0: chunk_address(base, unit, 0u32, stored, false),
-        s1: chunk_address(base, unit, 1u32, stored, false),
-        s2: chunk_address(base, unit, 2u32, stored, false),
-        s3: chunk_address(base, unit, 3u32, stored, false),
-        t0: chunk_address(base, unit, 0u32, stored, true),
-        t1: chunk_address(base, unit, 1u32, stored, true),
-        t2: chunk_address(base, unit, 2u32, stored, true),
-        t3: chunk_address(base, unit, 3u32, stored, true),
-    }
-}
-
-#[cube]
-fn chunk_address(
-    base: u32,
-    unit: u32,
-    #[comptime] part: u32,
-    #[comptime] stored: Stored,
-    #[comptime] transposed: bool,
-) -> u32 {
     let (warp, lane) = (unit / 32, unit % 32);
     if comptime!(stored == Stored::F32) {
-        if comptime!(transposed) {
-            // Element e of every four: column 2·(lane % 4) + e % 2, row lane / 4 + 8·(e / 2) of 16.
-            let line = lane % 4 * 2 + comptime!(part % 2);
-            let along = warp % 2 * 16 + lane / 4 + comptime!(part / 2 * 8);
-            base + line * 128 + (((along / 4) ^ line) << 4) + along % 4 * 4
-        } else {
-            let row = lane / 4;
-            let block = comptime!(2 * part) + lane % 4 / 2;
-            base + (warp * 16 + row) * 128 + ((block ^ row) << 4) + lane % 2 * 8
+        let row = lane / 4;
+        let line = lane % 4 * 2;
+        let along = warp % 2 * 16 + lane / 4;
+        ChunkAddresses {
+            straight: base + (warp * 16 + row) * 128 + (((lane % 4 / 2) ^ row) << 4) + lane % 2 * 8,
+            transposed: base + line * 128 + (((along / 4) ^ line) << 4) + along % 4 * 4,
         }
-    } else if comptime!(transposed) {
-        let row = comptime!(16 * part) + lane / 16 * 8 + lane % 8;
-        base + row * 128 + (((warp * 2 + lane / 8 % 2) ^ (lane % 8)) << 4)
     } else {
-        let block = comptime!(2 * part) + lane / 16;
-        base + (warp * 16 + lane % 16) * 128 + ((block ^ (lane % 8)) << 4)
+        let swizzle = lane % 8;
+        ChunkAddresses {
+            straight: base + (warp * 16 + lane % 16) * 128 + (((lane / 16) ^ swizzle) << 4),
+            transposed: base
+                + (lane / 16 * 8 + swizzle) * 128
+                + (((warp * 2 + lane / 8 % 2) ^ swizzle) << 4),
+        }
     }
 }
 
@@ -134,16 +119,12 @@ pub(crate) fn store_chunk<N: Size>(
     #[comptime] stored: Stored,
     #[comptime] transposed: bool,
 ) {
-    let (s0, s1, s2, s3) = if comptime!(transposed) {
-        (places.t0, places.t1, places.t2, places.t3)
-    } else {
-        (places.s0, places.s1, places.s2, places.s3)
-    };
+    let first = if comptime!(transposed) { places.transposed } else { places.straight };
     gpu_asm!(
         "{{ .reg .b32 r<4>, s<4>; .reg .pred p; // {acc}",
-        "add.u32 s0, {s0}, {o}; add.u32 s1, {s1}, {o}; add.u32 s2, {s2}, {o}; add.u32 s3, {s3}, {o};",
-        "{body} }}",
-        acc = in(_) sums, s0 = in(_) s0, s1 = in(_) s1, s2 = in(_) s2, s3 = in(_) s3,
-        o = const offset, body = const stored.chunk(chunk, transposed)
+        "add.u32 s0, {first}, {o};",
+        "{parts} {body} }}",
+        acc = in(_) sums, first = in(_) first, o = const offset,
+        parts = const stored.parts(transposed), body = const stored.chunk(chunk, transposed)
     );
 }

@@ -14,7 +14,10 @@
 use super::plan::{Plan, plan};
 use super::{Oriented, Places};
 use crate::launch;
+use crate::tile::cuda::copies::{Source, advance, copy_operand, source};
+use crate::tile::cuda::fragment::{offset, origin};
 use crate::tile::cuda::ptx::*;
+use crate::tile::cuda::schedule::{DEPTH, PART};
 use crate::tile::problem::Linear;
 use crate::tile::split_k;
 use crate::tile::view::{Operand, OperandLaunch};
@@ -26,8 +29,6 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
-/// Bytes of 64 positions by 64 of K.
-const PART: u32 = 8192;
 
 /// What a product is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,69 +167,6 @@ struct Sizes {
     total: u32,
 }
 
-/// Where a unit copies its 16 bytes of an operand from: lines `UNIT_POS / 8` + 32i, where lines are
-/// positions along R or C if K is contiguous, else k.
-#[derive(CubeType, Clone, Copy)]
-struct Source {
-    /// Of the first chunk of the block at hand.
-    from: u64,
-    /// Bytes from one block to the next.
-    block: u64,
-    /// Bytes of 32 lines.
-    lines: u64,
-    /// Position along R or C, and k, of the first chunk.
-    e: u32,
-    k: u32,
-}
-
-#[cube]
-fn source(base: u64, line_bytes: u64, e0: u32, k0: u32, #[comptime] along_k: bool) -> Source {
-    let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8 * 8);
-    if comptime!(along_k) {
-        let (e, k) = (e0 + first, k0 + chunk);
-        let from = base + u64::cast_from(e) * line_bytes + u64::cast_from(k * 2);
-        Source { from, block: u64::cast_from(128u32), lines: line_bytes * 32, e, k }
-    } else {
-        let (e, k) = (e0 + chunk, k0 + first);
-        let from = base + u64::cast_from(k) * line_bytes + u64::cast_from(e * 2);
-        Source { from, block: line_bytes * 64, lines: line_bytes * 32, e, k }
-    }
-}
-
-/// On to the next block of K.
-#[cube]
-fn advance(source: &mut Source) {
-    source.from += source.block;
-    source.k += 64;
-}
-
-/// Copies chunk `i` of a unit to its place in the stage at `dst`; zero outside the operand.
-#[cube]
-fn copy_chunk(
-    dst: u32,
-    source: &Source,
-    extent: u32,
-    k_end: u32,
-    #[comptime] i: u32,
-    #[comptime] along_k: bool,
-) {
-    let line = UNIT_POS / 8;
-    let to = dst + comptime!(i * 4096) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
-    if comptime!(along_k) {
-        let left = min(k_end - min(source.k, k_end), 8u32) * 2;
-        let bytes = select(source.e + comptime!(i * 32) < extent, left, 0u32);
-        copy_16(to, source.from + source.lines * u64::cast_from(i), bytes);
-    } else {
-        // Lines are k: 64 of them for each 64 positions.
-        let (part, half) = comptime!((i / 2, i % 2));
-        let e = source.e + comptime!(part * 64);
-        let left = min(extent - min(e, extent), 8u32) * 2;
-        let bytes = select(source.k + comptime!(half * 32) < k_end, left, 0u32);
-        let offset = source.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
-        copy_16(to, source.from + offset, bytes);
-    }
-}
-
 /// Copies what this unit copies of a block into the stage at `dst`.
 #[cube]
 fn copy_block(
@@ -238,27 +176,10 @@ fn copy_block(
     sizes: &Sizes,
     #[comptime] product: ThinProduct,
 ) {
-    #[unroll]
-    for i in 0..comptime!(product.rows / 32) {
-        copy_chunk(dst, large, sizes.rows, sizes.k, i, comptime!(product.large_along_k));
-    }
+    let (rows, k) = (sizes.rows, sizes.k);
+    copy_operand(dst, large, rows, k, product.rows, product.large_along_k);
     let dst = dst + comptime!(product.large_bytes());
-    let columns = comptime!(product.eights * 8);
-    if comptime!(product.thin_along_k) {
-        #[unroll]
-        for i in 0..comptime!(columns.div_ceil(32)) {
-            if UNIT_POS / 8 + comptime!(i * 32) < columns {
-                copy_chunk(dst, thin, sizes.cols, sizes.k, i, true);
-            }
-        }
-    } else {
-        #[unroll]
-        for i in 0..comptime!(columns.div_ceil(64) * 2) {
-            if UNIT_POS % 8 * 8 + comptime!(i / 2 * 64) < columns {
-                copy_chunk(dst, thin, sizes.cols, sizes.k, i, false);
-            }
-        }
-    }
+    copy_operand(dst, thin, sizes.cols, k, comptime!(product.eights * 8), product.thin_along_k);
 }
 
 /// Where a lane finds the rows of 8×8 matrices that it names, in bytes from a stage's start, and its
@@ -336,6 +257,165 @@ fn multiply(
     }
 }
 
+/// The piece of work of a cube: a tile of rows over a part of K.
+#[derive(CubeType, Clone, Copy)]
+struct Job {
+    row0: u32,
+    /// Blocks of K: the first and how many.
+    first: u32,
+    depth: u32,
+    /// Product of the batch, and matrix of the result: that, or its part.
+    batch: u32,
+    out: u32,
+}
+
+#[cube]
+fn job(number: u32, sizes: &Sizes, #[comptime] product: ThinProduct) -> Job {
+    let (tile, out) = (number % sizes.tiles, number / sizes.tiles);
+    let (split, batch) = (out % sizes.splits, out / sizes.splits);
+    let first = split * sizes.depth;
+    let depth = min(sizes.depth, (sizes.k + 63) / 64 - first);
+    Job { row0: tile * product.rows, first, depth, batch, out }
+}
+
+/// The first source of an operand of a cube.
+#[cube]
+fn operand_source<E: Float>(
+    operand: &[E],
+    places: &Operand,
+    job: &Job,
+    e0: u32,
+    #[comptime] along_k: bool,
+) -> Source {
+    let at = global_address::<E>(operand.as_ptr())
+        + u64::cast_from(job.batch as usize * places.batch_stride * 2);
+    let k0 = job.first * comptime!(DEPTH as u32);
+    source(at, u64::cast_from(places.ld * 2), e0, k0, along_k)
+}
+
+/// The sums of a warp: those of its part of each block where warps share rows.
+#[cube]
+fn accumulate(
+    sums: &mut Array<Vector<f32, Const<4>>>,
+    base: u32,
+    large: &mut Source,
+    thin: &mut Source,
+    lane: &Lane,
+    share: u32,
+    job: &Job,
+    sizes: &Sizes,
+    #[comptime] product: ThinProduct,
+) {
+    let stages = comptime!(product.stages);
+    let stage_bytes = comptime!(product.stage_bytes());
+    let steps = comptime!(4 / product.sharing());
+    #[unroll]
+    for s in 0..comptime!(stages - 1) {
+        if s < job.depth {
+            copy_block(base + comptime!(s * stage_bytes), large, thin, sizes, product);
+        }
+        advance(large);
+        advance(thin);
+        copy_commit();
+    }
+    let mut stage = 0u32;
+    let mut into = comptime!(stages - 1).runtime();
+    for block in 0..job.depth {
+        // The block is there for all, and all have read the one before, whose stage is filled next.
+        copy_wait(comptime!(stages - 2));
+        sync_cube();
+        if block + comptime!(stages - 1) < job.depth {
+            copy_block(base + into * stage_bytes, large, thin, sizes, product);
+        }
+        copy_commit();
+        advance(large);
+        advance(thin);
+        let at = base + stage * stage_bytes;
+        #[unroll]
+        for i in 0..steps {
+            multiply(sums, at, share * steps + i, lane, product);
+        }
+        into = stage;
+        stage += 1;
+        if stage == stages {
+            stage = 0u32;
+        }
+    }
+    copy_wait(0u32);
+}
+
+/// Lays a warp's sums down in shared memory: all rows of a column side by side, and one element between columns.
+#[cube]
+fn hand_over(
+    shared: &mut Shared<[f32]>,
+    sums: &Array<Vector<f32, Const<4>>>,
+    warp_row: u32,
+    share: u32,
+    #[comptime] product: ThinProduct,
+) {
+    let eights = comptime!(product.eights);
+    let column = comptime!(product.rows + 1);
+    let (row, col) = origin(UNIT_POS % 32);
+    let to = (share * comptime!(eights * 8) + col) * column + warp_row * 32 + row;
+    #[unroll]
+    for i in 0..2u32 {
+        #[unroll]
+        for j in 0..eights {
+            let sum = sums[comptime!((i * eights + j) as usize)];
+            #[unroll]
+            for e in 0..4usize {
+                let (row, col) = comptime!(offset(e));
+                let at = comptime!(i * 16 + row + (j * 8 + col) * column);
+                shared[(to + at) as usize] = sum.extract(e);
+            }
+        }
+    }
+}
+
+/// Adds up what warps handed over, in order, and stores it: neighbours in the result by neighbouring units.
+#[cube]
+fn store<C: Float, O: Float>(
+    shared: &Shared<[f32]>,
+    add: &[C],
+    out: &mut [O],
+    add_places: &Places,
+    out_places: &Places,
+    alpha: f32,
+    beta: f32,
+    job: &Job,
+    sizes: &Sizes,
+    #[comptime] product: ThinProduct,
+) {
+    let (rows, columns) = comptime!((product.rows, product.eights * 8));
+    let column = comptime!(rows + 1);
+    let out_at = job.out as usize * out_places.batch;
+    let add_at = job.batch as usize * add_places.batch;
+    for i in 0..comptime!(rows * columns / UNITS) {
+        let at = i * UNITS + UNIT_POS;
+        let (row, col) = if comptime!(product.swapped) {
+            (at % rows, at / rows)
+        } else {
+            (at / columns, at % columns)
+        };
+        if job.row0 + row < sizes.rows && col < sizes.cols {
+            let mut x = shared[(col * column + row) as usize];
+            #[unroll]
+            for other in 1..comptime!(product.sharing()) {
+                x += shared[((comptime!(other * columns) + col) * column + row) as usize];
+            }
+            let (row, col) = ((job.row0 + row) as usize, col as usize);
+            if comptime!(product.linear.scaled) {
+                x *= alpha;
+            }
+            if comptime!(product.linear.add) {
+                let at = add_at + row * add_places.row + col * add_places.col;
+                x += beta * f32::cast_from(add[at]);
+            }
+            out[out_at + row * out_places.row + col * out_places.col] = O::cast_from(x);
+        }
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn thin_kernel<E: Float, C: Float, O: Float>(
     large: &[E],
@@ -352,119 +432,35 @@ fn thin_kernel<E: Float, C: Float, O: Float>(
     #[comptime] product: ThinProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
-    let (stages, eights) = comptime!((product.stages, product.eights));
-    let (rows, sharing) = comptime!((product.rows, product.sharing()));
-    let stage_bytes = comptime!(product.stage_bytes());
+    let sums_held = comptime!((2 * product.eights) as usize);
     let mut shared =
         Shared::<[f32]>::new_aligned_slice(comptime!(product.shared() as usize), 1024usize);
     let base = generic_to_shared::<f32>(shared.as_ptr());
-    let job = CUBE_POS as u32;
+    let number = CUBE_POS as u32;
     // The same for all units of a cube.
-    if job < sizes.total {
-        let (tile, stack) = (job % sizes.tiles, job / sizes.tiles);
-        let (split, batch) = (stack % sizes.splits, stack / sizes.splits);
-        let row0 = tile * rows;
-        let first = split * sizes.depth;
-        let reached = sizes.k + 63;
-        let depth = min(sizes.depth, reached / 64 - first);
-
+    if number < sizes.total {
+        let job = job(number, &sizes, product);
         let warp = plane_broadcast(UNIT_POS / 32, 0u32);
-        let (warp_row, share) = (warp % comptime!(rows / 32), warp / comptime!(rows / 32));
+        let warps = comptime!(product.rows / 32);
+        let (warp_row, share) = (warp % warps, warp / warps);
         let lane = lane(warp_row, product);
-        let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!((2 * eights) as usize));
+        let mut sums = Array::<Vector<f32, Const<4>>>::new(sums_held);
         #[unroll]
-        for i in 0..comptime!((2 * eights) as usize) {
+        for i in 0..sums_held {
             sums[i] = Vector::new(0.0f32);
         }
-
-        let at = global_address::<E>(large.as_ptr())
-            + u64::cast_from(batch as usize * large_operand.batch_stride * 2);
-        let line = u64::cast_from(large_operand.ld * 2);
-        let mut from_large = source(at, line, row0, first * 64, comptime!(product.large_along_k));
-        let at = global_address::<E>(thin.as_ptr())
-            + u64::cast_from(batch as usize * thin_operand.batch_stride * 2);
-        let line = u64::cast_from(thin_operand.ld * 2);
-        let mut from_thin = source(at, line, 0u32, first * 64, comptime!(product.thin_along_k));
-        #[unroll]
-        for s in 0..comptime!(stages - 1) {
-            if s < depth {
-                let dst = base + comptime!(s * stage_bytes);
-                copy_block(dst, &from_large, &from_thin, &sizes, product);
-            }
-            advance(&mut from_large);
-            advance(&mut from_thin);
-            copy_commit();
-        }
-        let mut stage = 0u32;
-        let mut into = comptime!(stages - 1).runtime();
-        for block in 0..depth {
-            // The block is there for all, and all have read the one before, whose stage is filled next.
-            copy_wait(comptime!(stages - 2));
-            sync_cube();
-            if block + comptime!(stages - 1) < depth {
-                copy_block(base + into * stage_bytes, &from_large, &from_thin, &sizes, product);
-            }
-            copy_commit();
-            advance(&mut from_large);
-            advance(&mut from_thin);
-            let at = base + stage * stage_bytes;
-            #[unroll]
-            for i in 0..comptime!(4 / sharing) {
-                let step = share * comptime!(4 / sharing) + i;
-                multiply(&mut sums, at, step, &lane, product);
-            }
-            into = stage;
-            stage += 1;
-            if stage == stages {
-                stage = 0u32;
-            }
-        }
-
-        // All rows of a column side by side, and one element between columns.
-        copy_wait(0u32);
+        let mut from_large =
+            operand_source(large, &large_operand, &job, job.row0, product.large_along_k);
+        let mut from_thin = operand_source(thin, &thin_operand, &job, 0u32, product.thin_along_k);
+        accumulate(
+            &mut sums, base, &mut from_large, &mut from_thin, &lane, share, &job, &sizes, product,
+        );
+        // The ring is free for the sums.
         sync_cube();
-        let columns = comptime!(eights * 8);
-        let column = comptime!(rows + 1);
-        let row = warp_row * 32 + UNIT_POS % 32 / 4;
-        let to = (share * columns + UNIT_POS % 4 * 2) * column + row;
-        #[unroll]
-        for i in 0..2u32 {
-            #[unroll]
-            for j in 0..eights {
-                let sum = sums[comptime!((i * eights + j) as usize)];
-                #[unroll]
-                for e in 0..4u32 {
-                    let offset = comptime!(i * 16 + e / 2 * 8 + (j * 8 + e % 2) * column);
-                    shared[(to + offset) as usize] = sum.extract(comptime!(e as usize));
-                }
-            }
-        }
+        hand_over(&mut shared, &sums, warp_row, share, product);
         sync_cube();
-        let out_at = stack as usize * out_places.batch;
-        let add_at = batch as usize * add_places.batch;
-        for i in 0..comptime!(rows * columns / UNITS) {
-            let at = i * UNITS + UNIT_POS;
-            let (row, col) = if comptime!(product.swapped) {
-                (at % rows, at / rows)
-            } else {
-                (at / columns, at % columns)
-            };
-            if row0 + row < sizes.rows && col < sizes.cols {
-                let mut x = shared[(col * column + row) as usize];
-                #[unroll]
-                for other in 1..sharing {
-                    x += shared[((comptime!(other * columns) + col) * column + row) as usize];
-                }
-                let (row, col) = ((row0 + row) as usize, col as usize);
-                if comptime!(product.linear.scaled) {
-                    x *= alpha;
-                }
-                if comptime!(product.linear.add) {
-                    let at = add_at + row * add_places.row + col * add_places.col;
-                    x += beta * f32::cast_from(add[at]);
-                }
-                out[out_at + row * out_places.row + col * out_places.col] = O::cast_from(x);
-            }
-        }
+        store::<C, O>(
+            &shared, add, out, &add_places, &out_places, alpha, beta, &job, &sizes, product,
+        );
     }
 }

@@ -9,72 +9,12 @@
 
 use super::store::{Finish, store};
 use super::warp::*;
+use crate::tile::cuda::copies::{Source, advance, copy_operand, source};
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, TileGrid, work_index, work_tile};
 use crate::tile::view::{Operand, Order};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-
-/// Where a unit copies its 16 bytes of an operand from: of a block of K, lines `first` + 32i of each
-/// part, where lines are positions along M or N if K is contiguous, else K.
-#[derive(CubeType, Clone, Copy)]
-struct Source {
-    /// Of the first chunk of the block at hand.
-    from: u64,
-    /// Bytes from one block to the next, from a chunk to the one 32 lines on, and of a part.
-    block: u64,
-    lines: u64,
-    /// Position along M or N and K of the first chunk.
-    e: u32,
-    k: u32,
-}
-
-#[cube]
-fn source(base: u64, line_bytes: u64, e0: u32, k0: u32, #[comptime] along_k: bool) -> Source {
-    let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8 * 8);
-    if comptime!(along_k) {
-        let (e, k) = (e0 + first, k0 + chunk);
-        let from = base + u64::cast_from(e) * line_bytes + u64::cast_from(k * 2);
-        Source { from, block: u64::cast_from(128u32), lines: line_bytes * 32, e, k }
-    } else {
-        let (e, k) = (e0 + chunk, k0 + first);
-        let from = base + u64::cast_from(k) * line_bytes + u64::cast_from(e * 2);
-        Source { from, block: line_bytes * 64, lines: line_bytes * 32, e, k }
-    }
-}
-
-/// Copies chunk `i` of a unit into the stage at `dst`; zero outside the operand.
-#[cube]
-fn copy_chunk(
-    dst: u32,
-    source: &Source,
-    extent: u32,
-    k_end: u32,
-    #[comptime] i: u32,
-    #[comptime] along_k: bool,
-) {
-    let (part, half) = comptime!((i / 2, i % 2));
-    let line = UNIT_POS / 8 + comptime!(half * 32);
-    let to = dst + comptime!(part * PART) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
-    if comptime!(along_k) {
-        let left = min(k_end - min(source.k, k_end), 8u32) * 2;
-        let bytes = select(source.e + comptime!(i * 32) < extent, left, 0u32);
-        copy_16(to, source.from + source.lines * u64::cast_from(i), bytes);
-    } else {
-        let e = source.e + comptime!(part * 64);
-        let left = min(extent - min(e, extent), 8u32) * 2;
-        let bytes = select(source.k + comptime!(half * 32) < k_end, left, 0u32);
-        let offset = source.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
-        copy_16(to, source.from + offset, bytes);
-    }
-}
-
-/// On to the next block of K.
-#[cube]
-fn advance(source: &mut Source) {
-    source.from += source.block;
-    source.k += comptime!(DEPTH as u32);
-}
 
 /// Copies what this unit copies of a block into the stage at `dst`.
 #[cube]
@@ -87,15 +27,11 @@ fn copy_block(
     k: u32,
     #[comptime] product: MmaProduct,
 ) {
-    #[unroll]
-    for i in 0..comptime!((ROWS / 32) as u32) {
-        copy_chunk(dst, a, m, k, i, comptime!(product.a == Order::RowMajor));
-    }
+    let (a_along_k, b_along_k) =
+        comptime!((product.a == Order::RowMajor, product.b == Order::ColMajor));
+    copy_operand(dst, a, m, k, comptime!(ROWS as u32), a_along_k);
     let dst = dst + comptime!(product.a_bytes());
-    #[unroll]
-    for i in 0..comptime!((product.n / 32) as u32) {
-        copy_chunk(dst, b, n, k, i, comptime!(product.b == Order::ColMajor));
-    }
+    copy_operand(dst, b, n, k, comptime!(product.n as u32), b_along_k);
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -11,7 +11,7 @@ use super::warp::*;
 use crate::tile::cuda::Dual;
 use crate::tile::cuda::pipeline::{PipelineState, Ring, rings_ready};
 use crate::tile::cuda::producer::{self, Buffers, Stages};
-use crate::tile::cuda::schedule::{DEPTH, ROWS, TileGrid, WorkTile, work_index, work_tile};
+use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, TileGrid, WorkTile, work_index, work_tile};
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};

@@ -5,7 +5,7 @@
 use crate::tile::cuda::fragment::origin;
 use crate::tile::cuda::mask::{crossed, mask_block};
 use crate::tile::cuda::ptx::*;
-use crate::tile::cuda::schedule::{DEPTH, ROWS, Scheduler};
+use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, Scheduler};
 use crate::tile::problem::Linear;
 use crate::tile::view::Order;
 use cubecl::prelude::*;
@@ -14,8 +14,6 @@ use cubecl::prelude::*;
 pub(super) const UNITS: u32 = 256;
 /// Steps of a block of K.
 pub(super) const STEPS: u32 = DEPTH as u32 / 16;
-/// Bytes of 64 positions along M or N by a block of K.
-pub(super) const PART: u32 = 8192;
 
 /// What a product is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

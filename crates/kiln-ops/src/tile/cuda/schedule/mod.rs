@@ -8,7 +8,9 @@ use cubecl::prelude::*;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 128;
 /// Depth of a block of K: 128 bytes of 16-bit elements.
-pub(super) const DEPTH: usize = 64;
+pub(crate) const DEPTH: usize = 64;
+/// Bytes of 64 positions along M or N by a block of K.
+pub(crate) const PART: u32 = 8192;
 
 /// How cubes go through the tiles; comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

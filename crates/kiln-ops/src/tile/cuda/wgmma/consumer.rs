@@ -7,7 +7,7 @@ use crate::tile::cuda::mask::{crossed, mask_block};
 use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::producer::Buffers;
 use crate::tile::cuda::ptx::*;
-use crate::tile::cuda::schedule::{DEPTH, ROWS, TileGrid, WorkTile, work_index, work_tile};
+use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, TileGrid, WorkTile, work_index, work_tile};
 use crate::tile::cuda::store::{ChunkAddresses, chunk_addresses, store_chunk};
 use crate::tile::epilogue::Epilogue;
 use crate::tile::view::Order;
@@ -58,7 +58,7 @@ pub(super) fn consume<C: Float, Ep: Epilogue>(
     let me = Warpgroup {
         number,
         unit,
-        a: descriptor(buffers.a + number * 8192, a_columns),
+        a: descriptor(buffers.a + number * PART, a_columns),
         b: descriptor(buffers.b, b_columns),
         staging: staging + number * staged,
     };
@@ -149,9 +149,9 @@ fn mask(
     let k0 = block * comptime!(DEPTH as u32);
     let (row0, col0) = (tile.row * rows, tile.col * rows);
     let part = me.number * 64;
-    let a_at = stage * comptime!(stages.a_bytes()) + me.number * 8192;
+    let a_at = stage * comptime!(stages.a_bytes()) + me.number * PART;
     let b_from = comptime!(stages.count as u32 * stages.a_bytes());
-    let b_at = b_from + stage * comptime!(stages.b_bytes()) + me.number * 8192;
+    let b_at = b_from + stage * comptime!(stages.b_bytes()) + me.number * PART;
     mask_block(shared, a_at, row0 + part, k0, me.unit, 128u32, a_along_k, a_keeps);
     mask_block(shared, b_at, col0 + part, k0, me.unit, 128u32, b_along_k, b_keeps);
     // Both warpgroups read all of B, and pass the barrier together.

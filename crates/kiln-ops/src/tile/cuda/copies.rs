@@ -1,0 +1,102 @@
+//! Blocks of K of an operand on their way to shared memory through cp.async: by 256 units, 16 bytes each at a time,
+//! swizzled by 128 bytes as wgmma has them. 64 positions along the operand's other side, by 64 of K, are
+//! [`PART`] bytes.
+
+use super::ptx::*;
+use super::schedule::{DEPTH, PART};
+use cubecl::prelude::*;
+
+/// Where a unit copies its 16 bytes from: of a block of K, lines `UNIT_POS / 8` + 32i of each part, where lines
+/// are positions if K is contiguous, else K.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Source {
+    /// Of the first chunk of the block at hand.
+    from: u64,
+    /// Bytes from one block to the next.
+    block: u64,
+    /// Bytes of 32 lines.
+    lines: u64,
+    /// Position and k of the first chunk.
+    e: u32,
+    k: u32,
+}
+
+/// Of an operand from `base` on, from position `e0` and `k0` on.
+#[cube]
+pub(crate) fn source(
+    base: u64,
+    line_bytes: u64,
+    e0: u32,
+    k0: u32,
+    #[comptime] along_k: bool,
+) -> Source {
+    let (first, chunk) = (UNIT_POS / 8, UNIT_POS % 8 * 8);
+    if comptime!(along_k) {
+        let (e, k) = (e0 + first, k0 + chunk);
+        let from = base + u64::cast_from(e) * line_bytes + u64::cast_from(k * 2);
+        Source { from, block: u64::cast_from(128u32), lines: line_bytes * 32, e, k }
+    } else {
+        let (e, k) = (e0 + chunk, k0 + first);
+        let from = base + u64::cast_from(k) * line_bytes + u64::cast_from(e * 2);
+        Source { from, block: line_bytes * 64, lines: line_bytes * 32, e, k }
+    }
+}
+
+/// On to the next block of K.
+#[cube]
+pub(crate) fn advance(source: &mut Source) {
+    source.from += source.block;
+    source.k += comptime!(DEPTH as u32);
+}
+
+/// Copies what this unit copies of `positions` positions by a block of K into the stage at `dst`; zero outside
+/// the operand.
+#[cube]
+pub(crate) fn copy_operand(
+    dst: u32,
+    source: &Source,
+    extent: u32,
+    k_end: u32,
+    #[comptime] positions: u32,
+    #[comptime] along_k: bool,
+) {
+    #[unroll]
+    for i in 0..comptime!(if along_k { positions.div_ceil(32) } else { positions.div_ceil(64) * 2 }) {
+        let (first, count) = comptime!(if along_k { (i * 32, 32) } else { (i / 2 * 64, 64) });
+        if comptime!(first + count <= positions) {
+            copy_chunk(dst, source, extent, k_end, i, along_k);
+        } else {
+            let at = if comptime!(along_k) { UNIT_POS / 8 } else { UNIT_POS % 8 * 8 };
+            if at + first < positions {
+                copy_chunk(dst, source, extent, k_end, i, along_k);
+            }
+        }
+    }
+}
+
+/// Copies chunk `i` of a unit to its place.
+#[cube]
+fn copy_chunk(
+    dst: u32,
+    source: &Source,
+    extent: u32,
+    k_end: u32,
+    #[comptime] i: u32,
+    #[comptime] along_k: bool,
+) {
+    let line = UNIT_POS / 8;
+    let to = dst + comptime!(i * PART / 2) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
+    if comptime!(along_k) {
+        let left = min(k_end - min(source.k, k_end), 8u32) * 2;
+        let bytes = select(source.e + comptime!(i * 32) < extent, left, 0u32);
+        copy_16(to, source.from + source.lines * u64::cast_from(i), bytes);
+    } else {
+        // 64 lines for each 64 positions.
+        let (part, half) = comptime!((i / 2, i % 2));
+        let e = source.e + comptime!(part * 64);
+        let left = min(extent - min(e, extent), 8u32) * 2;
+        let bytes = select(source.k + comptime!(half * 32) < k_end, left, 0u32);
+        let offset = source.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
+        copy_16(to, source.from + offset, bytes);
+    }
+}
