@@ -4,6 +4,8 @@
 //! A name outlives the fields of the code: where a field holds one of several kinds of layers, its path in
 //! the module says `mixer.Attention`, and the name says `attention`.
 
+use kiln_optim::Names;
+
 /// Part of a path, and what it is called.
 const NAMES: [(&str, &str); 3] = [
     ("mixer.Attention", "attention"),
@@ -19,6 +21,11 @@ pub(crate) fn name(path: &str) -> String {
         name = name.replace(&format!(".{part}."), &format!(".{called}."));
     }
     name.trim_matches('.').to_string()
+}
+
+/// Names on a walk over the model or a part of it.
+pub(crate) fn names() -> Names {
+    Names::new(name)
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@
 //! keeps them in, so that every device reads it. Burn's `Param<Flag>` is no part of it: that is how a module
 //! is set up, such as dropout's switch, and not what it has become.
 
-use crate::names::name;
+use crate::names::names;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
+use kiln_optim::Names;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -127,22 +128,21 @@ pub fn from_safetensors(
 
 /// Everything that a module holds, by name: `blocks.0.attention.w_q.weight`.
 pub fn record<M: Module>(module: &M) -> Vec<(String, TensorData)> {
-    #[derive(Default)]
     struct Collect {
-        path: Vec<String>,
+        names: Names,
         found: Vec<(String, TensorData)>,
     }
     impl Collect {
         fn push(&mut self, data: TensorData) {
-            self.found.push((name(&self.path.join(".")), data));
+            self.found.push((self.names.name(), data));
         }
     }
     impl ModuleVisitor for Collect {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_string());
+            self.names.enter(name);
         }
         fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
+            self.names.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             self.push(param.val().into_data());
@@ -155,7 +155,7 @@ pub fn record<M: Module>(module: &M) -> Vec<(String, TensorData)> {
             self.push(data.convert_dtype(DType::Bool(BoolStore::Native)));
         }
     }
-    let mut collect = Collect::default();
+    let mut collect = Collect { names: names(), found: vec![] };
     module.visit(&mut collect);
     collect.found
 }
@@ -171,7 +171,7 @@ pub fn with_record<M: Module>(
     module: M,
     record: BTreeMap<String, TensorData>,
 ) -> Result<M, TensorsError> {
-    let mut place = Place { what, record, path: Vec::new(), result: Ok(()) };
+    let mut place = Place { what, record, names: names(), result: Ok(()) };
     let module = module.map(&mut place);
     place.result?;
     match place.record.into_keys().next() {
@@ -183,7 +183,7 @@ pub fn with_record<M: Module>(
 struct Place {
     what: &'static str,
     record: BTreeMap<String, TensorData>,
-    path: Vec<String>,
+    names: Names,
     result: Result<(), TensorsError>,
 }
 
@@ -191,7 +191,7 @@ impl Place {
     /// What the record has for the place that the walk is at; nothing after an error.
     fn take(&mut self, dtype: DType, shape: &[usize]) -> Option<TensorData> {
         self.result.as_ref().ok()?;
-        let (what, name) = (self.what, name(&self.path.join(".")));
+        let (what, name) = (self.what, self.names.name());
         let Some(data) = self.record.remove(&name) else {
             self.result = Err(TensorsError::Missing { what, name });
             return None;
@@ -209,11 +209,11 @@ impl Place {
 
 impl ModuleMapper for Place {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.names.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.names.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {

@@ -132,6 +132,37 @@ fn long_sums_are_cut_into_parts_and_added_to() {
 }
 
 #[test]
+fn tiles_for_a_whole_device() {
+    // On Hopper more than 32 columns beside a long side go through wgmma, turned where M is thin.
+    for device in devices() {
+        let (large, k) = if kiln_ops::device::is_cuda(&device) { (8712, 520) } else { (328, 136) };
+        for (dtype, thin) in dtypes(&device).into_iter().zip([40, 64, 80]) {
+            for size @ [m, k, n] in sides(large, k, thin) {
+                for turned in ORDERS {
+                    let what = format!("{size:?}, {turned:?} on {device:?}");
+                    let (a, a_held) =
+                        stored(&numbers(m * k, 1, 0.1), [1, m, k], turned[0], dtype, &device);
+                    let (b, b_held) =
+                        stored(&numbers(k * n, 2, 0.1), [1, k, n], turned[1], dtype, &device);
+                    let product = oracle::forward(&a_held, &b_held, [1, m, k, n], 0.5);
+                    poison(m * n, dtype, &device);
+                    let plain = MatmulOptions { alpha: 0.5, ..PLAIN };
+                    let y = values(&matmul(a.clone(), b.clone(), plain).unwrap());
+                    assert_near(&y, &product, dtype, 1, &what);
+                    let (c, c_held) = tensor(&numbers(n, 3, 0.1), [1, 1, n], dtype, &device);
+                    let expected: Vec<f64> =
+                        (0..m * n).map(|i| product[i] - 2.0 * c_held[i % n]).collect();
+                    let options = MatmulOptions { beta: -2.0, dtype: Some(DType::F32), ..plain };
+                    poison(m * n, DType::F32, &device);
+                    let y = values(&matmul_add(a, b, c, options).unwrap());
+                    assert_near(&y, &expected, DType::F32, 1, &format!("added to, {what}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn stacks_broadcast() {
     let [k, large, z] = [264, 136, 3];
     for device in devices() {

@@ -40,7 +40,7 @@ mod state;
 pub use adamw::AdamWConfig;
 pub use clip::{clip_global_norm, global_norm};
 pub use groups::{Settings, below_rank_two};
-pub use names::Naming;
+pub use names::{Names, Naming};
 pub use optimizer::Optimizer;
 pub use rule::Rule;
 pub use state::StateError;

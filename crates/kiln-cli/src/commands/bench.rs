@@ -2,6 +2,7 @@
 
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
+use clap::ValueEnum;
 use kiln_bench::bench::{self, Ceilings, Pass, Plan, Run};
 use kiln_bench::registry::Scale;
 use kiln_ops::device::{self, Opened};
@@ -102,6 +103,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         OnePass::Backward => Pass::Backward,
     });
     let plan = Plan { scale, dtype, rounds: args.rounds.max(1), family: args.tiles, pass };
+    if ops.iter().all(|op| op.shapes(scale).is_empty()) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        let scale = args.shapes.to_possible_value().expect("no variant is skipped");
+        bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
+    }
     let mut run = Run::new(&opened.device, command());
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];

@@ -81,6 +81,11 @@ impl BatchSampler {
         Self { rank, ..self }
     }
 
+    /// The rank whose share it reads.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
     /// Where the sampler is.
     pub fn state(&self) -> SamplerState {
         self.state

@@ -3,9 +3,10 @@
 //! value already, such as a buffer, keeps it.
 
 use super::Transformer;
-use crate::names::name;
+use crate::names::names;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
+use kiln_optim::Names;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::f64::consts::TAU;
@@ -16,29 +17,29 @@ const DEVIATION: f64 = 0.02;
 pub(super) fn initialize(model: Transformer, layers: usize, seed: u64) -> Transformer {
     // 2·layers projections add up in the residual stream.
     let residual = DEVIATION / (2.0 * layers as f64).sqrt();
-    model.map(&mut Initial { seed, residual, path: Vec::new() })
+    model.map(&mut Initial { seed, residual, names: names() })
 }
 
 struct Initial {
     seed: u64,
     residual: f64,
-    path: Vec<String>,
+    names: Names,
 }
 
 impl ModuleMapper for Initial {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.names.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.names.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if param.is_initialized() {
             return param;
         }
-        let name = name(&self.path.join("."));
+        let name = self.names.name();
         let shape = param.lazy_shape();
         let values = match name.rsplit('.').collect::<Vec<_>>()[..] {
             // The scale of a norm.

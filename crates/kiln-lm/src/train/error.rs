@@ -85,6 +85,17 @@ pub enum TrainError {
         /// Names of all parameters.
         names: Vec<String>,
     },
+    /// A step has fewer micro-batches than there are ranks to share them.
+    #[error(
+        "train.accumulation is {accumulation}, of which {ranks} ranks cannot each have a micro-batch: \
+         expected at least {ranks}"
+    )]
+    TooManyRanks {
+        /// Micro-batches of a step.
+        accumulation: usize,
+        /// Ranks.
+        ranks: usize,
+    },
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),

@@ -2,9 +2,10 @@
 
 use super::TrainError;
 use crate::config::{GroupConfig, OptimizerConfig, OptimizerKind};
-use crate::names::name;
+use crate::names::{name, names};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
+use kiln_optim::Names;
 use kiln_optim::prelude::*;
 
 /// The optimizer for this model. Its decay spares norms, biases and embeddings, and
@@ -73,24 +74,22 @@ struct Parameter {
 }
 
 fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
-    #[derive(Default)]
     struct Collect {
-        path: Vec<String>,
+        names: Names,
         found: Vec<Parameter>,
     }
     impl ModuleVisitor for Collect {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_string());
+            self.names.enter(name);
         }
         fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
+            self.names.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let name = name(&self.path.join("."));
-            self.found.push(Parameter { id: param.id, name, rank: D });
+            self.found.push(Parameter { id: param.id, name: self.names.name(), rank: D });
         }
     }
-    let mut collect = Collect::default();
+    let mut collect = Collect { names: names(), found: vec![] };
     model.visit(&mut collect);
     collect.found
 }

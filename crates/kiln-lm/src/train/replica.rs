@@ -12,6 +12,15 @@ use crate::tensors::{from_safetensors, record, to_safetensors, with_record};
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_optim::prelude::*;
 
+/// Refuses ranks that would have nothing to do.
+fn shared(config: &Config, sampler: &BatchSampler) -> Result<(), TrainError> {
+    let (accumulation, ranks) = (config.train.accumulation, sampler.rank().ranks());
+    if accumulation < ranks {
+        return Err(TrainError::TooManyRanks { accumulation, ranks });
+    }
+    Ok(())
+}
+
 /// One replica of a model in training.
 pub(super) struct Replica<M> {
     /// Away only while a step changes it.
@@ -29,6 +38,7 @@ impl<M: LanguageModel> Replica<M> {
         sampler: BatchSampler,
         device: Device,
     ) -> Result<Self, TrainError> {
+        shared(config, &sampler)?;
         let optimizer = optimizer(&config.optimizer, &model)?;
         Ok(Self { model: Some(model), optimizer, sampler, device })
     }
@@ -41,6 +51,7 @@ impl<M: LanguageModel> Replica<M> {
         device: Device,
         checkpoint: &Checkpoint,
     ) -> Result<Self, TrainError> {
+        shared(config, &sampler)?;
         let path = checkpoint.path();
         let tensors = |name| -> Result<_, TrainError> {
             let bytes = checkpoint.read(name)?;

@@ -68,7 +68,7 @@ pub fn kind(device: &Device) -> String {
 }
 
 /// The kind of a device of a runtime, `cuda` or `wgpu`, by the name that the part gives itself.
-#[cfg_attr(not(feature = "cube"), allow(dead_code))]
+#[cfg(any(feature = "cube", test))]
 pub(super) fn kind_of(runtime: &str, part: &str) -> String {
     format!("{runtime} {part}")
 }

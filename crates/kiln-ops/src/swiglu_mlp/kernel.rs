@@ -94,7 +94,7 @@ fn hidden(mlp: &Mlp<CubeBackend>, keep: bool) -> (Option<[CubeTensor; 2]>, CubeT
     let weights = [mlp.w_gate.clone(), mlp.w_up.clone()];
     if mlp.dual() {
         let (products, hidden) = dual::joined::<SiluGate>(OP, mlp.x.clone(), weights, keep);
-        return (products.map(|both| [0, 1].map(|i| view::select(&both, i))), hidden);
+        return (products.map(|both| [0, 1].map(|i| view::matrix(&both, i))), hidden);
     }
     let [gate, up] = weights.map(|w| product(mlp.family, mlp.x.clone(), w, mlp.x.dtype).run());
     let hidden = gates::forward(OP, gate.clone(), up.clone());
@@ -116,7 +116,7 @@ pub(super) fn backward(request: Backward<CubeBackend>) -> [Option<CubeTensor>; 4
     let stack = (dual && (of_x || (of_gate && of_up)))
         .then(|| output("grad.products", Shape::new([2, rows, inner])));
     let single = |i: usize, wanted: bool, name| match &stack {
-        Some(stack) => Some(view::select(stack, i)),
+        Some(stack) => Some(view::matrix(stack, i)),
         None => wanted.then(|| output(name, shape.clone())),
     };
     let dgate = single(0, of_x || of_gate, "grad.gate");
@@ -139,7 +139,7 @@ pub(super) fn backward(request: Backward<CubeBackend>) -> [Option<CubeTensor>; 4
         Some(stack) if of_gate && of_up => {
             let left = view::batch_of_one(view::transposed(x.clone()));
             let both = product(left, stack.clone(), dtype).run();
-            [0, 1].map(|i| Some(view::select(&both, i)))
+            [0, 1].map(|i| Some(view::matrix(&both, i)))
         }
         _ => [(of_gate, &dgate), (of_up, &dup)].map(|(wanted, d)| {
             let d = d.clone().filter(|_| wanted)?;

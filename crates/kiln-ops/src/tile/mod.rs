@@ -5,8 +5,8 @@
 //! [`Family`] of kernels, with which tile, in how many parts of K. All families compute the same and
 //! stand behind the same tests.
 //!
-//! From the bottom up: `view` is a matrix by its strides, `problem` what is multiplied, as data, `epilogue` what
-//! an operator does with sums in registers. A family is a folder: `simt` on plain units, and in `cuda`, over
+//! From the bottom up: `view` is a matrix by its strides, `problem` what is multiplied, as data, `finish` the
+//! alpha and beta at its end, `epilogue` what an operator does with sums in registers. A family is a folder: `simt` on plain units, and in `cuda`, over
 //! tile scheduler, pipelines, fragments and PTX that they share, `mma` and `wgmma`. `product` is on top.
 
 #[cfg(feature = "cuda")]
@@ -16,6 +16,7 @@ pub(crate) mod cuda;
 pub(crate) mod cuda;
 pub(crate) mod epilogue;
 mod family;
+mod finish;
 mod problem;
 mod product;
 mod simt;

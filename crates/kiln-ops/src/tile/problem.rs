@@ -71,11 +71,39 @@ impl Alpha {
     pub(crate) fn new(number: f64) -> Self {
         Self { number, scales: None }
     }
+}
 
-    /// Whether it changes anything.
-    pub(crate) fn scales(&self) -> bool {
-        self.number != 1.0 || self.scales.is_some()
+/// How the two products of a dual GEMM belong together; comptime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Dual {
+    /// There is one product only.
+    #[default]
+    None,
+    /// A·B₀ and A·B₁ side by side in a tile, of which an [`Epilogue`](super::epilogue::Epilogue) makes one result;
+    /// the two products are stored too if `keep`.
+    Joined { keep: bool },
+    /// A₀·B₀ + A₁·B₁.
+    Sum,
+}
+
+impl Dual {
+    pub(crate) fn joins(self) -> bool {
+        matches!(self, Self::Joined { .. })
     }
+
+    /// Columns of the result that a tile of `n` makes: of joined products half of it belongs to either.
+    pub(crate) fn columns(self, n: usize) -> usize {
+        if self.joins() { n / 2 } else { n }
+    }
+}
+
+/// What a dual GEMM has beside a single product.
+pub(crate) struct Second {
+    /// B₁.
+    pub(crate) b: MatrixView,
+    pub(crate) dual: Dual,
+    /// Where the joined result goes.
+    pub(crate) joined: Option<CubeTensor>,
 }
 
 /// What a family of kernels launches: alpha · A·B + beta · C for a batch of products.
@@ -96,17 +124,8 @@ pub(crate) struct Problem {
     pub(crate) symmetric: bool,
     /// C stands where the result goes.
     pub(crate) in_place: bool,
-}
-
-/// What happens to a sum before it is rounded and stored; comptime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Linear {
-    /// Times alpha.
-    pub(crate) scaled: bool,
-    /// Times a number on the device.
-    pub(crate) device_scale: bool,
-    /// Plus beta times another matrix.
-    pub(crate) add: bool,
+    /// The result is stored transposed.
+    pub(crate) transposed: bool,
 }
 
 impl Problem {
@@ -125,6 +144,7 @@ impl Problem {
             triangles: Triangles::default(),
             symmetric: false,
             in_place: false,
+            transposed: false,
         }
     }
 
@@ -141,6 +161,15 @@ impl Problem {
         })
     }
 
+    /// The same result by the product of the transposes, Bᵀ·Aᵀ, stored transposed; of whole matrices.
+    pub(crate) fn transpose(&mut self) {
+        std::mem::swap(&mut self.a, &mut self.b);
+        let add = self.add.as_mut().map(|(add, _)| add);
+        [&mut self.a, &mut self.b].into_iter().chain(add).for_each(MatrixView::transpose);
+        (self.m, self.n) = (self.n, self.m);
+        self.transposed = !self.transposed;
+    }
+
     /// One B for a batch: a single product of all rows of A, if they follow each other.
     pub(crate) fn fold(&mut self) {
         let a = &self.a;
@@ -150,15 +179,6 @@ impl Problem {
             self.m *= self.batches;
             self.a.rows = self.m;
             (self.batches, self.a.batches) = (1, 1);
-        }
-    }
-
-    /// The end of a kernel that makes the result, or of one that makes parts of it.
-    pub(crate) fn linear(&self, parts: bool) -> Linear {
-        Linear {
-            scaled: self.alpha.scales() && !parts,
-            device_scale: self.alpha.scales.is_some() && !parts,
-            add: self.add.is_some() && !parts,
         }
     }
 }

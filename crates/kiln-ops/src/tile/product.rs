@@ -116,6 +116,9 @@ impl Product {
         if k > 0 && cuda::takes(&mut problem, family, given.as_ref()) {
             let out =
                 given.unwrap_or_else(|| launch::output_aligned(&like, op, name, shape, dtype));
+            if family == Family::Wgmma {
+                thin::turn(&mut problem, client);
+            }
             cuda::run(&problem, family, &out);
             return out;
         }

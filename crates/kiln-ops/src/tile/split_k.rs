@@ -1,6 +1,7 @@
 //! Split-K: cubes make f32 sums of parts of K, a second kernel adds them in order.
 
-use super::problem::{Linear, Problem};
+use super::finish::{Finish, FinishLaunch, Linear};
+use super::problem::Problem;
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
@@ -38,11 +39,7 @@ fn add_up_kernel<C: Float, O: Float, V: Size>(
     total: usize,
     pitch: usize,
     out_pitch: usize,
-    add_batch: usize,
-    add_row: usize,
-    add_col: usize,
-    alpha: f32,
-    beta: f32,
+    finish: Finish,
     #[comptime] linear: Linear,
     #[define(C, O)] _dtypes: [ElemType; 2],
 ) {
@@ -55,18 +52,11 @@ fn add_up_kernel<C: Float, O: Float, V: Size>(
         for split in 1..splits {
             sum += parts[base + split * matrix];
         }
-        let mut alpha = alpha;
-        if comptime!(linear.device_scale) {
-            alpha *= scales[batch];
-        }
-        sum *= Vector::new(alpha);
-        if comptime!(linear.add) {
-            let at = batch * add_batch + row * add_row;
-            #[unroll]
-            for i in 0..V::value() {
-                let more = beta * f32::cast_from(add[at + (col * V::value() + i) * add_col]);
-                sum.insert(i, sum.extract(i) + more);
-            }
+        let alpha = finish.alpha(scales, batch, linear);
+        #[unroll]
+        for i in 0..V::value() {
+            let col = col * V::value() + i;
+            sum.insert(i, finish.element::<C>(sum.extract(i), alpha, add, batch, row, col, linear));
         }
         out[line * out_pitch + col] = Vector::cast_from(sum);
     }
@@ -83,7 +73,6 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: 
     let size = if fits { 4 } else { 1 };
     let n = problem.n / size;
     let total = problem.batches * problem.m * n;
-    let [add_batch, add_row, add_col] = problem.add_strides();
     let add_dtype = problem.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
     let units = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
     // SAFETY: positions are checked against the number of elements.
@@ -110,12 +99,8 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: 
             total,
             pitch / size,
             out_pitch / size,
-            add_batch,
-            add_row,
-            add_col,
-            problem.alpha.number as f32,
-            problem.beta() as f32,
-            problem.linear(false),
+            FinishLaunch::of(problem),
+            Linear::of(problem, false),
             [add_dtype, out.dtype].map(dtype_to_elem_type),
         );
     }

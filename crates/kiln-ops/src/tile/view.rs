@@ -120,6 +120,15 @@ impl MatrixView {
         }
     }
 
+    /// Looks at it as its transpose.
+    pub(crate) fn transpose(&mut self) {
+        (self.rows, self.cols) = (self.cols, self.rows);
+        self.order = match self.order {
+            Order::RowMajor => Order::ColMajor,
+            Order::ColMajor => Order::RowMajor,
+        };
+    }
+
     /// The widest vector, up to `bytes`, in which every line can be read.
     pub(crate) fn vector_size(&self, client: &Client, bytes: usize) -> usize {
         let element = self.tensor.dtype.size();
@@ -188,7 +197,7 @@ pub(crate) fn narrow(tensor: &CubeTensor, start: usize, length: usize) -> CubeTe
 }
 
 /// Matrix `i` of a batch of them, in its memory.
-pub(crate) fn select(batch: &CubeTensor, i: usize) -> CubeTensor {
+pub(crate) fn matrix(batch: &CubeTensor, i: usize) -> CubeTensor {
     let mut matrix = narrow(batch, i, 1);
     let (shape, strides) = (batch.meta.shape(), batch.meta.strides());
     *matrix.meta = Metadata::new(Shape::new([shape[1], shape[2]]), vec![strides[1], strides[2]]);

@@ -157,6 +157,17 @@ fn a_record_of_other_types_is_refused() {
 }
 
 #[test]
+fn a_rank_without_a_micro_batch_is_refused() {
+    let place = Place::new();
+    let ranks = place.config.train.accumulation + 1;
+    let sampler = place.sampler().for_rank(Rank::new(0, ranks).unwrap());
+    let (model, device) = (Living::new(&place.device), place.device.clone());
+    let refused = Replica::new(&place.config, model, sampler, device).map(|_| ()).unwrap_err();
+    let expected = format!("expected at least {ranks}");
+    assert!(refused.to_string().contains(&expected), "{refused}");
+}
+
+#[test]
 fn two_ranks_make_the_step_of_one() {
     // What a collective would do: the sum of the losses of all ranks.
     let place = Place::new();

@@ -42,61 +42,63 @@ pub(crate) fn source(
     }
 }
 
-/// On to the next block of K.
 #[cube]
-pub(crate) fn advance(source: &mut Source) {
-    source.from += source.block;
-    source.k += comptime!(DEPTH as u32);
-}
+impl Source {
+    /// On to the next block of K.
+    pub(crate) fn advance(&mut self) {
+        self.from += self.block;
+        self.k += comptime!(DEPTH as u32);
+    }
 
-/// Copies what this unit copies of `positions` positions by a block of K into the stage at `dst`; zero outside
-/// the operand.
-#[cube]
-pub(crate) fn copy_operand(
-    dst: u32,
-    source: &Source,
-    extent: u32,
-    k_end: u32,
-    #[comptime] positions: u32,
-    #[comptime] along_k: bool,
-) {
-    #[unroll]
-    for i in 0..comptime!(if along_k { positions.div_ceil(32) } else { positions.div_ceil(64) * 2 }) {
-        let (first, count) = comptime!(if along_k { (i * 32, 32) } else { (i / 2 * 64, 64) });
-        if comptime!(first + count <= positions) {
-            copy_chunk(dst, source, extent, k_end, i, along_k);
-        } else {
-            let at = if comptime!(along_k) { UNIT_POS / 8 } else { UNIT_POS % 8 * 8 };
-            if at + first < positions {
-                copy_chunk(dst, source, extent, k_end, i, along_k);
+    /// Copies what this unit copies of `positions` positions by a block of K into the stage at `dst`; zero
+    /// outside the operand.
+    pub(crate) fn copy(
+        &self,
+        dst: u32,
+        extent: u32,
+        k_end: u32,
+        #[comptime] positions: u32,
+        #[comptime] along_k: bool,
+    ) {
+        let chunks =
+            comptime!(if along_k { positions.div_ceil(32) } else { positions.div_ceil(64) * 2 });
+        #[unroll]
+        for i in 0..chunks {
+            let (first, count) = comptime!(if along_k { (i * 32, 32) } else { (i / 2 * 64, 64) });
+            if comptime!(first + count <= positions) {
+                self.copy_chunk(dst, extent, k_end, i, along_k);
+            } else {
+                let at = if comptime!(along_k) { UNIT_POS / 8 } else { UNIT_POS % 8 * 8 };
+                if at + first < positions {
+                    self.copy_chunk(dst, extent, k_end, i, along_k);
+                }
             }
         }
     }
-}
 
-/// Copies chunk `i` of a unit to its place.
-#[cube]
-fn copy_chunk(
-    dst: u32,
-    source: &Source,
-    extent: u32,
-    k_end: u32,
-    #[comptime] i: u32,
-    #[comptime] along_k: bool,
-) {
-    let line = UNIT_POS / 8;
-    let to = dst + comptime!(i * PART / 2) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
-    if comptime!(along_k) {
-        let left = min(k_end - min(source.k, k_end), 8u32) * 2;
-        let bytes = select(source.e + comptime!(i * 32) < extent, left, 0u32);
-        copy_16(to, source.from + source.lines * u64::cast_from(i), bytes);
-    } else {
-        // 64 lines for each 64 positions.
-        let (part, half) = comptime!((i / 2, i % 2));
-        let e = source.e + comptime!(part * 64);
-        let left = min(extent - min(e, extent), 8u32) * 2;
-        let bytes = select(source.k + comptime!(half * 32) < k_end, left, 0u32);
-        let offset = source.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
-        copy_16(to, source.from + offset, bytes);
+    /// Copies chunk `i` of a unit to its place.
+    fn copy_chunk(
+        &self,
+        dst: u32,
+        extent: u32,
+        k_end: u32,
+        #[comptime] i: u32,
+        #[comptime] along_k: bool,
+    ) {
+        let line = UNIT_POS / 8;
+        let to = dst + comptime!(i * PART / 2) + line * 128 + (((UNIT_POS % 8) ^ (line % 8)) << 4);
+        if comptime!(along_k) {
+            let left = min(k_end - min(self.k, k_end), 8u32) * 2;
+            let bytes = select(self.e + comptime!(i * 32) < extent, left, 0u32);
+            copy_16(to, self.from + self.lines * u64::cast_from(i), bytes);
+        } else {
+            // 64 lines for each 64 positions.
+            let (part, half) = comptime!((i / 2, i % 2));
+            let e = self.e + comptime!(part * 64);
+            let left = min(extent - min(e, extent), 8u32) * 2;
+            let bytes = select(self.k + comptime!(half * 32) < k_end, left, 0u32);
+            let offset = self.lines * u64::cast_from(half) + u64::cast_from(comptime!(part * 128));
+            copy_16(to, self.from + offset, bytes);
+        }
     }
 }

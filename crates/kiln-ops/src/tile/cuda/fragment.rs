@@ -6,6 +6,7 @@
 //! rows 16w to 16w + 15.
 
 use super::ptx::Float16;
+use crate::tile::finish::Finish;
 use cubecl::prelude::*;
 
 /// Rows and columns from a unit's origin to its element `i`.
@@ -19,21 +20,12 @@ pub(crate) fn origin(unit: u32) -> (u32, u32) {
     (unit / 32 * 16 + unit % 32 / 4, unit % 4 * 2)
 }
 
-/// A matrix by the distances of its matrices, rows and columns, and a factor.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Addend {
-    pub(crate) batch_stride: usize,
-    pub(crate) row: usize,
-    pub(crate) col: usize,
-    pub(crate) beta: f32,
-}
-
 /// sums + beta · C, of the elements inside `m` × `n`. `row` and `col` are those of the unit's origin.
 #[cube]
 pub(crate) fn add_matrix<C: Float, N: Size>(
     sums: Vector<f32, N>,
     c: &[C],
-    addend: &Addend,
+    finish: &Finish,
     batch: u32,
     row: u32,
     col: u32,
@@ -43,15 +35,15 @@ pub(crate) fn add_matrix<C: Float, N: Size>(
 ) -> Vector<f32, N> {
     let mut added = Array::<Vector<f32, N>>::new(1usize);
     added[0] = sums;
-    let base = batch as usize * addend.batch_stride;
+    let base = batch as usize * finish.batch;
     #[unroll]
     for i in 0..count {
         let row = row + comptime!(offset(i).0);
         let col = col + comptime!(offset(i).1);
         if row < m && col < n {
-            let more = c[base + row as usize * addend.row + col as usize * addend.col];
+            let more = c[base + row as usize * finish.row + col as usize * finish.col];
             let mut changed = added[0];
-            changed.insert(i, changed.extract(i) + addend.beta * f32::cast_from(more));
+            changed.insert(i, changed.extract(i) + finish.beta * f32::cast_from(more));
             added[0] = changed;
         }
     }

@@ -16,8 +16,6 @@ mod store;
 mod tests;
 mod wgmma;
 
-pub(crate) use dual::Dual;
-
 use super::epilogue::Plain;
 use super::family::Family;
 use super::problem::Problem;

@@ -1,9 +1,9 @@
 //! The producer: one unit that keeps a ring of stages of both operands full through TMA.
 
-use super::Dual;
 use super::pipeline::{PipelineState, Ring, barrier_bytes};
 use super::ptx::*;
 use super::schedule::{DEPTH, PART, ROWS, Scheduler, TileGrid, WorkTile, work_index, work_tile};
+use crate::tile::problem::Dual;
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 

@@ -4,7 +4,8 @@
 //! shared memory as f32, laid out so that the elements of one k stand side by side, and every unit
 //! adds up its part of the tile in registers. K is added in order, so two runs agree bit for bit.
 
-use crate::tile::problem::{Keep, Linear, Triangle, Triangles};
+use crate::tile::finish::{Finish, Linear};
+use crate::tile::problem::{Keep, Triangle, Triangles};
 use crate::tile::view::{Operand, Order};
 use cubecl::prelude::*;
 
@@ -61,16 +62,6 @@ pub(crate) struct SimtProduct {
     /// Only tiles that reach below the diagonal are made, and stored mirrored too.
     pub(crate) symmetric: bool,
     pub(crate) linear: Linear,
-}
-
-/// alpha, beta, and the distances of C's matrices, rows and columns.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Finish {
-    pub(crate) alpha: f32,
-    pub(crate) beta: f32,
-    pub(crate) add_batch: usize,
-    pub(crate) add_row: usize,
-    pub(crate) add_col: usize,
 }
 
 /// Sizes of a product.
@@ -289,10 +280,7 @@ fn store<C: Float, O: Float, NO: Size>(
     let (across, down) = comptime!((tile.n / tile.unit_n, tile.m / tile.unit_m));
     let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
     let batch = stack / sizes.splits;
-    let mut alpha = finish.alpha;
-    if comptime!(linear.device_scale) {
-        alpha *= scales[batch];
-    }
+    let alpha = finish.alpha(scales, batch, linear);
     let out_base = stack * sizes.m * sizes.n;
     let width = NO::value();
     #[unroll]
@@ -305,16 +293,8 @@ fn store<C: Float, O: Float, NO: Size>(
                 let mut value = Vector::<O, NO>::new(O::new(0.0));
                 #[unroll]
                 for v in 0..width {
-                    let mut x = sums[comptime!(i * tile.unit_n + group * width + v)];
-                    if comptime!(linear.scaled) {
-                        x *= alpha;
-                    }
-                    if comptime!(linear.add) {
-                        let at = batch * finish.add_batch
-                            + row * finish.add_row
-                            + (col + v) * finish.add_col;
-                        x += finish.beta * f32::cast_from(add[at]);
-                    }
+                    let sum = sums[comptime!(i * tile.unit_n + group * width + v)];
+                    let mut x = finish.element::<C>(sum, alpha, add, batch, row, col + v, linear);
                     if comptime!(product.triangles.out_lower) && col + v > row {
                         x = 0.0f32;
                     }

@@ -2,6 +2,7 @@
 
 mod kernel;
 
+use super::finish::{FinishLaunch, Linear};
 use super::problem::Problem;
 use super::split_k;
 use super::view::OperandLaunch;
@@ -9,7 +10,7 @@ use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use kernel::{FinishLaunch, SimtProduct, SimtTile, SizesLaunch, simt_kernel};
+use kernel::{SimtProduct, SimtTile, SizesLaunch, simt_kernel};
 
 /// Makes `out`, contiguous.
 pub(super) fn run(problem: &Problem, out: &CubeTensor) {
@@ -42,10 +43,9 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
     let [a_size, b_size] = [&p.a, &p.b].map(|view| view.vector_size(client, 16));
     // What is mirrored is stored element by element.
     let out_size = if p.n.is_multiple_of(4) && !p.symmetric { 4 } else { 1 };
-    let linear = p.linear(split);
+    let linear = Linear::of(p, split);
     let (a, b, triangles, symmetric) = (p.a.order, p.b.order, p.triangles, p.symmetric);
     let product = SimtProduct { tile, a, b, triangles, symmetric, linear };
-    let [add_batch, add_row, add_col] = p.add_strides();
     let add = p.add.as_ref().filter(|_| linear.add).map(|(add, _)| &add.tensor);
     let scales = p.alpha.scales.clone().filter(|_| linear.device_scale);
     let dtypes = [p.a.tensor.dtype, add.map_or(p.a.tensor.dtype, |add| add.dtype), target.dtype];
@@ -68,7 +68,7 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
             OperandLaunch::new(p.a.batch_step() / a_size, p.a.ld / a_size),
             OperandLaunch::new(p.b.batch_step() / b_size, p.b.ld / b_size),
             SizesLaunch::new(p.m, p.n, p.k, p.batches, splits, part, tiles_n, tiles),
-            FinishLaunch::new(p.alpha.number as f32, p.beta() as f32, add_batch, add_row, add_col),
+            FinishLaunch::of(p),
             product,
             dtypes.map(dtype_to_elem_type),
         );

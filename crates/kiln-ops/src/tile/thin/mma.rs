@@ -14,11 +14,11 @@
 use super::plan::{Plan, plan};
 use super::{Oriented, Places};
 use crate::launch;
-use crate::tile::cuda::copies::{Source, advance, copy_operand, source};
+use crate::tile::cuda::copies::{Source, source};
 use crate::tile::cuda::fragment::{offset, origin};
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, PART};
-use crate::tile::problem::Linear;
+use crate::tile::finish::{Finish, Linear};
 use crate::tile::split_k;
 use crate::tile::view::{Operand, OperandLaunch};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -109,7 +109,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
         large_along_k,
         thin_along_k,
         swapped: t.swapped,
-        linear: o.linear(split),
+        linear: Linear::of(o, split),
     };
     let add = o.add.as_ref().filter(|_| product.linear.add).map(|(add, _)| add.tensor.clone());
     let add = add.unwrap_or_else(|| launch::unused(out, DType::F32));
@@ -130,7 +130,6 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
             target.clone().into_buffer_arg(),
             OperandLaunch::new(t.large.batch_step(), t.large.ld),
             OperandLaunch::new(t.thin.batch_step(), t.thin.ld),
-            t.add_places(),
             t.out_places(),
             SizesLaunch::new(
                 t.rows as u32,
@@ -141,8 +140,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
                 tiles as u32,
                 jobs as u32,
             ),
-            o.alpha.number as f32,
-            o.beta() as f32,
+            t.finish(),
             product,
             dtypes,
         );
@@ -167,19 +165,25 @@ struct Sizes {
     total: u32,
 }
 
-/// Copies what this unit copies of a block into the stage at `dst`.
+/// Begins to copy the next block into the stage at `dst`, if there is one.
 #[cube]
 fn copy_block(
     dst: u32,
-    large: &Source,
-    thin: &Source,
+    large: &mut Source,
+    thin: &mut Source,
+    there: bool,
     sizes: &Sizes,
     #[comptime] product: ThinProduct,
 ) {
-    let (rows, k) = (sizes.rows, sizes.k);
-    copy_operand(dst, large, rows, k, product.rows, product.large_along_k);
-    let dst = dst + comptime!(product.large_bytes());
-    copy_operand(dst, thin, sizes.cols, k, comptime!(product.eights * 8), product.thin_along_k);
+    if there {
+        large.copy(dst, sizes.rows, sizes.k, product.rows, product.large_along_k);
+        let dst = dst + comptime!(product.large_bytes());
+        let columns = comptime!(product.eights * 8);
+        thin.copy(dst, sizes.cols, sizes.k, columns, product.thin_along_k);
+    }
+    large.advance();
+    thin.advance();
+    copy_commit();
 }
 
 /// Where a lane finds the rows of 8×8 matrices that it names, in bytes from a stage's start, and its
@@ -311,12 +315,7 @@ fn accumulate(
     let steps = comptime!(4 / product.sharing());
     #[unroll]
     for s in 0..comptime!(stages - 1) {
-        if s < job.depth {
-            copy_block(base + comptime!(s * stage_bytes), large, thin, sizes, product);
-        }
-        advance(large);
-        advance(thin);
-        copy_commit();
+        copy_block(base + comptime!(s * stage_bytes), large, thin, s < job.depth, sizes, product);
     }
     let mut stage = 0u32;
     let mut into = comptime!(stages - 1).runtime();
@@ -324,12 +323,8 @@ fn accumulate(
         // The block is there for all, and all have read the one before, whose stage is filled next.
         copy_wait(comptime!(stages - 2));
         sync_cube();
-        if block + comptime!(stages - 1) < job.depth {
-            copy_block(base + into * stage_bytes, large, thin, sizes, product);
-        }
-        copy_commit();
-        advance(large);
-        advance(thin);
+        let there = block + comptime!(stages - 1) < job.depth;
+        copy_block(base + into * stage_bytes, large, thin, there, sizes, product);
         let at = base + stage * stage_bytes;
         #[unroll]
         for i in 0..steps {
@@ -378,18 +373,15 @@ fn store<C: Float, O: Float>(
     shared: &Shared<[f32]>,
     add: &[C],
     out: &mut [O],
-    add_places: &Places,
-    out_places: &Places,
-    alpha: f32,
-    beta: f32,
+    places: &Places,
+    finish: &Finish,
     job: &Job,
     sizes: &Sizes,
     #[comptime] product: ThinProduct,
 ) {
     let (rows, columns) = comptime!((product.rows, product.eights * 8));
     let column = comptime!(rows + 1);
-    let out_at = job.out as usize * out_places.batch;
-    let add_at = job.batch as usize * add_places.batch;
+    let out_at = job.out as usize * places.batch;
     for i in 0..comptime!(rows * columns / UNITS) {
         let at = i * UNITS + UNIT_POS;
         let (row, col) = if comptime!(product.swapped) {
@@ -404,14 +396,16 @@ fn store<C: Float, O: Float>(
                 x += shared[((comptime!(other * columns) + col) * column + row) as usize];
             }
             let (row, col) = ((job.row0 + row) as usize, col as usize);
-            if comptime!(product.linear.scaled) {
-                x *= alpha;
-            }
-            if comptime!(product.linear.add) {
-                let at = add_at + row * add_places.row + col * add_places.col;
-                x += beta * f32::cast_from(add[at]);
-            }
-            out[out_at + row * out_places.row + col * out_places.col] = O::cast_from(x);
+            x = finish.element::<C>(
+                x,
+                finish.alpha,
+                add,
+                job.batch as usize,
+                row,
+                col,
+                product.linear,
+            );
+            out[out_at + row * places.row + col * places.col] = O::cast_from(x);
         }
     }
 }
@@ -424,11 +418,9 @@ fn thin_kernel<E: Float, C: Float, O: Float>(
     out: &mut [O],
     large_operand: Operand,
     thin_operand: Operand,
-    add_places: Places,
-    out_places: Places,
+    places: Places,
     sizes: Sizes,
-    alpha: f32,
-    beta: f32,
+    finish: Finish,
     #[comptime] product: ThinProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
@@ -453,14 +445,20 @@ fn thin_kernel<E: Float, C: Float, O: Float>(
             operand_source(large, &large_operand, &job, job.row0, product.large_along_k);
         let mut from_thin = operand_source(thin, &thin_operand, &job, 0u32, product.thin_along_k);
         accumulate(
-            &mut sums, base, &mut from_large, &mut from_thin, &lane, share, &job, &sizes, product,
+            &mut sums,
+            base,
+            &mut from_large,
+            &mut from_thin,
+            &lane,
+            share,
+            &job,
+            &sizes,
+            product,
         );
         // The ring is free for the sums.
         sync_cube();
         hand_over(&mut shared, &sums, warp_row, share, product);
         sync_cube();
-        store::<C, O>(
-            &shared, add, out, &add_places, &out_places, alpha, beta, &job, &sizes, product,
-        );
+        store::<C, O>(&shared, add, out, &places, &finish, &job, &sizes, product);
     }
 }

@@ -3,12 +3,14 @@
 //! Decoding is x·W of a few rows, hyper-connections multiply a long matrix by 24 columns, and so do
 //! the gradients of their weights. The large operand, R×K elements, is read once and there is little
 //! else: R·K·size bytes are the floor, at 4.26 TB/s of copies on an H200 31.5 µs for 8192² of bf16.
-//! The tiles of the other families are at least 128 wide and pad the thin side to that.
+//! The tiles of most families are at least 128 wide and pad the thin side to that.
 //!
 //! A product is turned so that the large operand is on the left, `Y[R, C] = L[R, K]·T[K, C]`; what was
 //! M×N is stored as it was. With C columns each element of L is multiplied C times: at the rate of copies
 //! 2.1·10¹² bf16 a second make 34 TFLOP/s of 8 columns and 341 of 80, f32 half of that. Hence
 //!
+//! * wgmma, in tiles of 64 or 128 columns: bf16 and f16 of more than 32 columns, on Hopper, where R has tiles for
+//!   most multiprocessors (64 columns of 8192² on an H200: 36.4 µs, through mma.sync 44.6);
 //! * [`mma`]: bf16 and f16 through mma.sync (it makes 430 to 450 TFLOP/s), for any C; CUDA;
 //! * [`stream`]: any element type on plain units, up to 8 columns: 17 TFLOP/s of f32; any device;
 //! * the tiles of the plain family, only narrower, for f32 of 9 columns and more: 51 TFLOP/s of 24
@@ -33,15 +35,19 @@ mod mma {
 mod plan;
 mod stream;
 
+use super::finish::FinishLaunch;
 use super::problem::Problem;
 use super::view::MatrixView;
 use crate::device::Hardware;
+use crate::launch;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 /// Columns of the thin side.
 const THIN: usize = 80;
+/// Columns that warps multiply at the rate of memory; of more wgmma does.
+const WIDE: usize = 32;
 /// Columns that plain units multiply at the rate of memory.
 const FEW: usize = 8;
 /// What the large operand has at least: times the elements of the thin one and of the result, and bytes.
@@ -90,23 +96,24 @@ impl<'a> Oriented<'a> {
 
     /// Distances of matrices, of rows of the large operand and of columns of the thin one, in a matrix
     /// with these distances of matrices, rows and columns.
-    fn places(&self, [batch, row, col]: [usize; 3]) -> PlacesLaunch {
-        let (row, col) = if self.swapped { (col, row) } else { (row, col) };
-        PlacesLaunch::new(batch, row, col)
-    }
-
-    /// Those of C.
-    pub(super) fn add_places(&self) -> PlacesLaunch {
-        self.places(self.o.add_strides())
+    fn turned(&self, [batch, row, col]: [usize; 3]) -> [usize; 3] {
+        if self.swapped { [batch, col, row] } else { [batch, row, col] }
     }
 
     /// Those of the result, or of parts of it, without gaps.
     pub(super) fn out_places(&self) -> PlacesLaunch {
-        self.places([self.o.m * self.o.n, self.o.n, 1])
+        let [batch, row, col] = self.turned([self.o.m * self.o.n, self.o.n, 1]);
+        PlacesLaunch::new(batch, row, col)
+    }
+
+    /// alpha, beta and those of C.
+    pub(super) fn finish(&self) -> FinishLaunch {
+        let [batch, row, col] = self.turned(self.o.add_strides());
+        FinishLaunch::new(self.o.alpha.number as f32, self.o.beta() as f32, batch, row, col)
     }
 }
 
-/// Where elements are of the result or of C.
+/// Where elements of the result are.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Places {
     /// Distance of two matrices.
@@ -115,6 +122,25 @@ pub(super) struct Places {
     pub(super) row: usize,
     /// Of two columns of the thin one.
     pub(super) col: usize,
+}
+
+/// Whether wgmma makes it faster, a tile of all columns for every 128 rows of the large operand.
+fn wide(oriented: &Oriented<'_>, client: &Client) -> bool {
+    let Oriented { o, large, rows, cols, .. } = oriented;
+    // Pairs of cubes share a tile, and need most of the device.
+    let cubes = 2 * rows.div_ceil(128) * o.batches;
+    let busy = 4 * cubes >= 3 * launch::multiprocessors(client);
+    let whole = !o.triangles.masked() && !o.symmetric;
+    let half = large.tensor.dtype != DType::F32;
+    half && whole && (WIDE + 1..=THIN).contains(cols) && busy && Hardware::of(client).wgmma
+}
+
+/// Turns a product for wgmma so that its large operand is on the left, where that is the faster way.
+pub(super) fn turn(o: &mut Problem, client: &Client) {
+    let oriented = Oriented::new(o);
+    if oriented.swapped && wide(&oriented, client) {
+        o.transpose();
+    }
 }
 
 /// The kernels for this problem, if the path is theirs; with `high` f32 precision only where they are exact at
@@ -131,7 +157,7 @@ pub(super) fn kernel(o: &mut Problem, client: &Client, high: bool) -> Option<Ker
         && rows >= RATIO * cols
         && o.k >= RATIO * cols
         && bytes >= LEAST;
-    if !fits || (high && cols > FEW) {
+    if !fits || (high && cols > FEW) || wide(&oriented, client) {
         return None;
     }
     if dtype != DType::F32 && Hardware::of(client).async_copies {

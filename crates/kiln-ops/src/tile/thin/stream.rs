@@ -11,7 +11,7 @@
 
 use super::{Oriented, Places, PlacesLaunch};
 use crate::launch;
-use crate::tile::problem::Linear;
+use crate::tile::finish::{Finish, Linear};
 use crate::tile::split_k;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -63,7 +63,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
         large_along_k,
         thin_along_k,
         unrolled: launch::plane_size(client) != 1,
-        linear: o.linear(false),
+        linear: Linear::of(o, false),
     };
     let tiles = t.rows.div_ceil(product.rows(size));
     // Two cubes of a multiprocessor, of whole blocks.
@@ -71,7 +71,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     let part = o.k.div_ceil(wanted).next_multiple_of(DEPTH);
     let splits = o.k.div_ceil(part);
     let split = splits > 1;
-    product.linear = o.linear(split);
+    product.linear = Linear::of(o, split);
     let target = match split {
         true => split_k::workspace(out, o.op, splits * o.batches * o.m, o.n, o.n),
         false => out.clone(),
@@ -99,11 +99,9 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
             t.large.batch_step() / size,
             t.large.ld / size,
             thin,
-            t.add_places(),
             t.out_places(),
+            t.finish(),
             SizesLaunch::new(t.rows, t.cols, o.k, part, splits, tiles, total),
-            o.alpha.number as f32,
-            o.beta() as f32,
             product,
             dtypes.map(dtype_to_elem_type),
         );
@@ -183,6 +181,164 @@ fn read_thin(
     }
 }
 
+/// The piece of work of a cube: a tile of rows over a part of K.
+#[derive(CubeType, Clone, Copy)]
+struct Job {
+    tile: usize,
+    /// The unit's first row.
+    row0: usize,
+    first: usize,
+    end: usize,
+    /// Product of the batch, and matrix of the result: that, or its part.
+    batch: usize,
+    out: usize,
+}
+
+/// Multiplies a block of K where it is the contiguous dimension: a unit has four rows, and of each two vectors at
+/// a time.
+#[cube]
+fn multiply_along<E: Float, N: Size>(
+    sums: &mut Array<f32>,
+    large: &[Vector<E, N>],
+    block: &[f32],
+    base: usize,
+    large_line: usize,
+    k0: usize,
+    job: &Job,
+    sizes: &Sizes,
+    #[comptime] product: StreamProduct,
+) {
+    let size = N::value();
+    let cols = comptime!(product.cols);
+    let lane = UNIT_POS as usize % LANES;
+    for round in 0..comptime!(DEPTH * ROWS / (LANES * LOADS * size)) {
+        let mut loaded = Array::<Vector<E, N>>::new(LOADS);
+        let at = (round * comptime!(LOADS / ROWS) * LANES + lane) * size;
+        #[unroll]
+        for i in 0..LOADS {
+            let k = k0 + at + comptime!(i / ROWS * LANES * size);
+            let row = min(job.row0 + comptime!(i % ROWS), sizes.rows - 1);
+            let mut value = Vector::<E, N>::new(E::new(0.0));
+            // Rows end at multiples of the vector: inside is inside for all of it.
+            if k < job.end {
+                value = large[base + row * large_line + k / size];
+            }
+            loaded[i] = value;
+        }
+        #[unroll]
+        for part in 0..comptime!(LOADS / ROWS) {
+            let at = at + comptime!(part * LANES * size);
+            #[unroll]
+            for col in 0..cols {
+                let mut right = Array::<f32>::new(size);
+                let from = comptime!(col * DEPTH) + at;
+                read_thin(block, &mut right, from, size, product.unrolled);
+                #[unroll]
+                for row in 0..ROWS {
+                    let left = Vector::<f32, N>::cast_from(loaded[comptime!(part * ROWS + row)]);
+                    let i = comptime!(row * cols + col);
+                    #[unroll]
+                    for v in 0..size {
+                        sums[i] = fma(left.extract(v), right[v], sums[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies a block of K where rows are the contiguous dimension: a unit has a vector of them, and twice four
+/// k at a time.
+#[cube]
+fn multiply_across<E: Float, N: Size>(
+    sums: &mut Array<f32>,
+    large: &[Vector<E, N>],
+    block: &[f32],
+    base: usize,
+    large_line: usize,
+    k0: usize,
+    job: &Job,
+    sizes: &Sizes,
+    #[comptime] product: StreamProduct,
+) {
+    let size = N::value();
+    let cols = comptime!(product.cols);
+    let group = UNIT_POS as usize / LANES;
+    for round in 0..comptime!(DEPTH / (GROUPS * LOADS)) {
+        let mut loaded = Array::<Vector<E, N>>::new(LOADS);
+        #[unroll]
+        for i in 0..LOADS {
+            let at = (round * comptime!(LOADS / 4) + comptime!(i / 4)) * GROUPS + group;
+            let k = k0 + at * 4 + comptime!(i % 4);
+            let mut value = Vector::<E, N>::new(E::new(0.0));
+            if k < job.end && job.row0 < sizes.rows {
+                value = large[base + k * large_line + job.row0 / size];
+            }
+            loaded[i] = value;
+        }
+        #[unroll]
+        for part in 0..comptime!(LOADS / 4) {
+            let at = ((round * comptime!(LOADS / 4) + part) * GROUPS + group) * 4;
+            #[unroll]
+            for col in 0..cols {
+                let mut right = Array::<f32>::new(4usize);
+                let from = comptime!(col * DEPTH) + at;
+                read_thin(block, &mut right, from, 4usize, product.unrolled);
+                #[unroll]
+                for k in 0..4usize {
+                    let left = Vector::<f32, N>::cast_from(loaded[comptime!(part * 4 + k)]);
+                    #[unroll]
+                    for v in 0..size {
+                        let i = comptime!(v * cols + col);
+                        sums[i] = fma(left.extract(v), right[k], sums[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds up what the units of a cube have, one row of every unit at a time, and stores it if `stores`.
+#[cube]
+fn store<C: Float, O: Float>(
+    sums: &Array<f32>,
+    block: &mut [f32],
+    add: &[C],
+    out: &mut [O],
+    places: &Places,
+    finish: &Finish,
+    stores: bool,
+    job: &Job,
+    sizes: &Sizes,
+    #[comptime] held: usize,
+    #[comptime] product: StreamProduct,
+) {
+    let cols = comptime!(product.cols);
+    let along_k = comptime!(product.large_along_k);
+    let across = comptime!(if along_k { GROUPS } else { LANES });
+    let (at, col) = (UNIT_POS as usize % across, UNIT_POS as usize / across);
+    #[unroll]
+    for i in 0..held {
+        sync_cube();
+        #[unroll]
+        for col in 0..cols {
+            block[comptime!(col * UNITS) + UNIT_POS as usize] = sums[comptime!(i * cols + col)];
+        }
+        sync_cube();
+        let row = (job.tile * across + at) * held + comptime!(i);
+        if stores && row < sizes.rows && col < sizes.cols {
+            let from = col * UNITS + if comptime!(along_k) { at * LANES } else { at };
+            let mut x = 0.0f32;
+            for other in 0..comptime!(UNITS / across) {
+                x += block[from + other * comptime!(if along_k { 1 } else { LANES })];
+            }
+            x = finish.element::<C>(x, finish.alpha, add, job.batch, row, col, product.linear);
+            let at = job.out * places.batch + row * places.row + col * places.col;
+            out[at] = O::cast_from(x);
+        }
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn stream_kernel<E: Float, C: Float, O: Float, N: Size>(
     large: &[Vector<E, N>],
@@ -192,11 +348,9 @@ fn stream_kernel<E: Float, C: Float, O: Float, N: Size>(
     large_batch: usize,
     large_line: usize,
     thin_places: Places,
-    add_places: Places,
-    out_places: Places,
+    places: Places,
+    finish: Finish,
     sizes: Sizes,
-    alpha: f32,
-    beta: f32,
     #[comptime] product: StreamProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
@@ -206,14 +360,15 @@ fn stream_kernel<E: Float, C: Float, O: Float, N: Size>(
     let mut block = Shared::<[f32]>::new_aligned_slice(comptime!(cols * DEPTH), 16usize);
 
     // Cubes past the end make the last tile again and write nothing: all units meet the barriers.
-    let job = min(CUBE_POS, sizes.total - 1);
-    let (tile, stack) = (job % sizes.tiles, job / sizes.tiles);
+    let number = min(CUBE_POS, sizes.total - 1);
+    let (tile, stack) = (number % sizes.tiles, number / sizes.tiles);
     let (split, batch) = (stack % sizes.splits, stack / sizes.splits);
     let first = split * sizes.part;
-    let end = min(first + sizes.part, sizes.k);
     let (group, lane) = (UNIT_POS as usize / LANES, UNIT_POS as usize % LANES);
     let row0 = tile * comptime!(product.rows(size))
         + if comptime!(along_k) { group * ROWS } else { lane * size };
+    let end = min(first + sizes.part, sizes.k);
+    let job = Job { tile, row0, first, end, batch, out: stack };
     let base = batch * large_batch;
     let thin_base = batch * thin_places.batch;
 
@@ -222,120 +377,18 @@ fn stream_kernel<E: Float, C: Float, O: Float, N: Size>(
     for i in 0..comptime!(held * cols) {
         sums[i] = 0.0f32;
     }
-    for k0 in range_stepped(first, end, DEPTH) {
+    for k0 in range_stepped(job.first, job.end, DEPTH) {
         sync_cube();
-        load_thin::<E>(thin, &mut block, thin_base, &thin_places, k0, end, sizes.cols, product);
+        load_thin::<E>(thin, &mut block, thin_base, &thin_places, k0, job.end, sizes.cols, product);
         sync_cube();
-        let mut loaded = Array::<Vector<E, N>>::new(LOADS);
         if comptime!(along_k) {
-            for round in 0..comptime!(DEPTH * ROWS / (LANES * LOADS * size)) {
-                // Two vectors of each row.
-                let at = (round * comptime!(LOADS / ROWS) * LANES + lane) * size;
-                #[unroll]
-                for i in 0..LOADS {
-                    let k = k0 + at + comptime!(i / ROWS * LANES * size);
-                    let row = min(row0 + comptime!(i % ROWS), sizes.rows - 1);
-                    let mut value = Vector::<E, N>::new(E::new(0.0));
-                    // Rows end at multiples of the vector: inside is inside for all of it.
-                    if k < end {
-                        value = large[base + row * large_line + k / size];
-                    }
-                    loaded[i] = value;
-                }
-                #[unroll]
-                for part in 0..comptime!(LOADS / ROWS) {
-                    let at = at + comptime!(part * LANES * size);
-                    #[unroll]
-                    for col in 0..cols {
-                        let mut right = Array::<f32>::new(size);
-                        read_thin(
-                            &block,
-                            &mut right,
-                            comptime!(col * DEPTH) + at,
-                            size,
-                            product.unrolled,
-                        );
-                        #[unroll]
-                        for row in 0..ROWS {
-                            let left =
-                                Vector::<f32, N>::cast_from(loaded[comptime!(part * ROWS + row)]);
-                            let i = comptime!(row * cols + col);
-                            #[unroll]
-                            for v in 0..size {
-                                sums[i] = fma(left.extract(v), right[v], sums[i]);
-                            }
-                        }
-                    }
-                }
-            }
+            multiply_along(&mut sums, large, &block, base, large_line, k0, &job, &sizes, product);
         } else {
-            for round in 0..comptime!(DEPTH / (GROUPS * LOADS)) {
-                // Twice four k.
-                #[unroll]
-                for i in 0..LOADS {
-                    let at = (round * comptime!(LOADS / 4) + comptime!(i / 4)) * GROUPS + group;
-                    let k = k0 + at * 4 + comptime!(i % 4);
-                    let mut value = Vector::<E, N>::new(E::new(0.0));
-                    if k < end && row0 < sizes.rows {
-                        value = large[base + k * large_line + row0 / size];
-                    }
-                    loaded[i] = value;
-                }
-                #[unroll]
-                for part in 0..comptime!(LOADS / 4) {
-                    let at = ((round * comptime!(LOADS / 4) + part) * GROUPS + group) * 4;
-                    #[unroll]
-                    for col in 0..cols {
-                        let mut right = Array::<f32>::new(4usize);
-                        read_thin(
-                            &block,
-                            &mut right,
-                            comptime!(col * DEPTH) + at,
-                            4usize,
-                            product.unrolled,
-                        );
-                        #[unroll]
-                        for k in 0..4usize {
-                            let left = Vector::<f32, N>::cast_from(loaded[comptime!(part * 4 + k)]);
-                            #[unroll]
-                            for v in 0..size {
-                                let i = comptime!(v * cols + col);
-                                sums[i] = fma(left.extract(v), right[k], sums[i]);
-                            }
-                        }
-                    }
-                }
-            }
+            multiply_across(&mut sums, large, &block, base, large_line, k0, &job, &sizes, product);
         }
     }
-
-    // One row of every unit at a time.
-    #[unroll]
-    for i in 0..held {
-        sync_cube();
-        #[unroll]
-        for col in 0..cols {
-            block[comptime!(col * UNITS) + UNIT_POS as usize] = sums[comptime!(i * cols + col)];
-        }
-        sync_cube();
-        let across = comptime!(if along_k { GROUPS } else { LANES });
-        let (at, col) = (UNIT_POS as usize % across, UNIT_POS as usize / across);
-        let row = (tile * across + at) * held + comptime!(i);
-        if CUBE_POS < sizes.total && row < sizes.rows && col < sizes.cols {
-            let from = col * UNITS + if comptime!(along_k) { at * LANES } else { at };
-            let mut x = 0.0f32;
-            for other in 0..comptime!(UNITS / across) {
-                x += block[from + other * comptime!(if along_k { 1 } else { LANES })];
-            }
-            if comptime!(product.linear.scaled) {
-                x *= alpha;
-            }
-            if comptime!(product.linear.add) {
-                let at = batch * add_places.batch + row * add_places.row + col * add_places.col;
-                x += beta * f32::cast_from(add[at]);
-            }
-            let at = stack * out_places.batch + row * out_places.row + col * out_places.col;
-            out[at] = O::cast_from(x);
-        }
-    }
+    let stores = CUBE_POS < sizes.total;
+    store::<C, O>(
+        &sums, &mut block, add, out, &places, &finish, stores, &job, &sizes, held, product,
+    );
 }

@@ -7,31 +7,37 @@
 //! 436 to 454 TFLOP/s; with barriers of each stage, so that warps may drift apart, 431; with the copies
 //! spread over the steps 386; without fragments ahead 392.)
 
-use super::store::{Finish, store};
+use super::store::store;
 use super::warp::*;
-use crate::tile::cuda::copies::{Source, advance, copy_operand, source};
+use crate::tile::cuda::copies::{Source, source};
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, TileGrid, work_index, work_tile};
+use crate::tile::finish::Finish;
 use crate::tile::view::{Operand, Order};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
-/// Copies what this unit copies of a block into the stage at `dst`.
+/// Begins to copy the next block into the stage at `dst`, if there is one.
 #[cube]
 fn copy_block(
     dst: u32,
-    a: &Source,
-    b: &Source,
-    m: u32,
-    n: u32,
+    a: &mut Source,
+    b: &mut Source,
+    there: bool,
+    grid: &TileGrid,
     k: u32,
     #[comptime] product: MmaProduct,
 ) {
     let (a_along_k, b_along_k) =
         comptime!((product.a == Order::RowMajor, product.b == Order::ColMajor));
-    copy_operand(dst, a, m, k, comptime!(ROWS as u32), a_along_k);
-    let dst = dst + comptime!(product.a_bytes());
-    copy_operand(dst, b, n, k, comptime!(product.n as u32), b_along_k);
+    if there {
+        a.copy(dst, grid.m, k, comptime!(ROWS as u32), a_along_k);
+        let dst = dst + comptime!(product.a_bytes());
+        b.copy(dst, grid.n, k, comptime!(product.n as u32), b_along_k);
+    }
+    a.advance();
+    b.advance();
+    copy_commit();
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -45,6 +51,7 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
     a_operand: Operand,
     b_operand: Operand,
     finish: Finish,
+    pitch: usize,
     grid: TileGrid,
     k: u32,
     #[comptime] product: MmaProduct,
@@ -88,13 +95,9 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
         sync_cube();
         #[unroll]
         for s in 0..comptime!(stages - 1) {
-            if s < tile.depth {
-                let dst = base + comptime!(s * stage_bytes);
-                copy_block(dst, &a_source, &b_source, finish.m, finish.n, k, product);
-            }
-            advance(&mut a_source);
-            advance(&mut b_source);
-            copy_commit();
+            let dst = base + comptime!(s * stage_bytes);
+            let there = s < tile.depth;
+            copy_block(dst, &mut a_source, &mut b_source, there, &grid, k, product);
         }
         // Fragments of the step at hand and of the next.
         let mut left = Array::<Vector<u32, Const<4>>>::new(8usize);
@@ -108,13 +111,9 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
         for block in 0..tile.depth {
             let offset = stage * stage_bytes;
             // All at once: spread over the steps they cost 15 %.
-            if block + comptime!(stages - 1) < tile.depth {
-                let into = base + (stage + comptime!(stages - 1)) % stages * stage_bytes;
-                copy_block(into, &a_source, &b_source, finish.m, finish.n, k, product);
-            }
-            copy_commit();
-            advance(&mut a_source);
-            advance(&mut b_source);
+            let into = base + (stage + comptime!(stages - 1)) % stages * stage_bytes;
+            let there = block + comptime!(stages - 1) < tile.depth;
+            copy_block(into, &mut a_source, &mut b_source, there, &grid, k, product);
             stage += 1;
             if stage == stages {
                 stage = 0u32;
@@ -149,7 +148,7 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
                 multiply_step(&mut sums, &left, &right, step, product);
             }
         }
-        store::<C, O, V>(&sums, out, add, scales, &finish, &lanes, &tile, product);
+        store::<C, O, V>(&sums, out, add, scales, &finish, &grid, pitch, &lanes, &tile, product);
         round += 1;
         at = following;
     }

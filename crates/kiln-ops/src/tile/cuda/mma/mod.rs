@@ -5,12 +5,12 @@ mod store;
 mod tma;
 mod warp;
 
-use super::fragment::AddendLaunch;
 use super::maps::operand;
 use super::ptx::Float16;
 use super::schedule::order::{self, Tiles};
 use super::schedule::{DEPTH, ROWS, Scheduler, TileGridLaunch};
 use crate::launch;
+use crate::tile::finish::{FinishLaunch, Linear};
 use crate::tile::problem::Problem;
 use crate::tile::split_k;
 use crate::tile::view::{OperandLaunch, Order};
@@ -19,7 +19,6 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cp_async::mma_kernel;
 use cubecl::prelude::*;
-use store::FinishLaunch;
 use tma::mma_tma_kernel;
 use warp::{MmaProduct, UNITS};
 
@@ -75,7 +74,7 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
         true => split_k::workspace(out, p.op, splits * p.batches * p.m, p.n, pitch),
         false => out.clone(),
     };
-    let linear = p.linear(split);
+    let linear = Linear::of(p, split);
     let (a, b, float) = (p.a.order, p.b.order, Float16::of(p.a.tensor.dtype));
     let (triangles, symmetric) = (p.triangles, p.symmetric);
     let scheduler = Scheduler { group: GROUP, cluster: 1, triangles, symmetric };
@@ -92,10 +91,8 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
     };
     let cubes = (places * p.batches).min(launch::multiprocessors(client));
     let grid = TileGridLaunch::of(p, tiles, depth, splits, scheduler);
-    let order = order::argument(Tiles::of(p, n, symmetric), p, cubes, out);
-    let [batch_stride, row, col] = p.add_strides();
-    let addend = AddendLaunch::new(batch_stride, row, col, p.beta() as f32);
-    let finish = FinishLaunch::new(p.m as u32, p.n as u32, pitch, p.alpha.number as f32, addend);
+    let order = order::argument(Tiles::of(p, n), p, cubes, out);
+    let finish = FinishLaunch::of(p);
     // What is mirrored is stored element by element.
     let neighbours = if symmetric { 1 } else { 2 };
     if tma {
@@ -115,6 +112,7 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
                 order,
                 target.clone().into_buffer_arg(),
                 finish,
+                pitch,
                 grid,
                 product,
                 dtypes,
@@ -139,6 +137,7 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
                 OperandLaunch::new(p.a.batch_step(), p.a.ld),
                 OperandLaunch::new(p.b.batch_step(), p.b.ld),
                 finish,
+                pitch,
                 grid,
                 p.k as u32,
                 product,

@@ -1,19 +1,10 @@
 //! What a warp does with its sums at the end.
 
 use super::warp::{Lanes, MmaProduct};
-use crate::tile::cuda::fragment::{Addend, offset};
-use crate::tile::cuda::schedule::{ROWS, WorkTile};
+use crate::tile::cuda::fragment::offset;
+use crate::tile::cuda::schedule::{ROWS, TileGrid, WorkTile};
+use crate::tile::finish::Finish;
 use cubecl::prelude::*;
-
-/// Sizes of the result, the distance of its rows, and what happens to it: alpha, and C's distances with beta.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Finish {
-    pub(crate) m: u32,
-    pub(crate) n: u32,
-    pub(crate) pitch: usize,
-    pub(crate) alpha: f32,
-    pub(crate) addend: Addend,
-}
 
 /// Stores the sums of a tile, two neighbours at once; rows are an even number of elements apart then. Of a
 /// symmetric result, whose `V` is one, what is on and below the diagonal, and that mirrored.
@@ -24,6 +15,8 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
     add: &[C],
     scales: &[f32],
     finish: &Finish,
+    grid: &TileGrid,
+    pitch: usize,
     lanes: &Lanes,
     tile: &WorkTile,
     #[comptime] product: MmaProduct,
@@ -32,10 +25,7 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
     let width = V::value();
     let row0 = tile.row * comptime!(ROWS as u32) + lanes.row;
     let col0 = tile.col * comptime!(product.n as u32) + lanes.col;
-    let mut alpha = finish.alpha;
-    if comptime!(product.linear.device_scale) {
-        alpha *= scales[tile.out as usize];
-    }
+    let alpha = finish.alpha(scales, tile.out as usize, product.linear);
     #[unroll]
     for i in 0..4usize {
         #[unroll]
@@ -47,7 +37,8 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
                 let row = row0 + comptime!(16 * i as u32 + offset(first).0);
                 let col = col0 + comptime!(8 * j as u32 + offset(first).1);
                 store_neighbours::<C, O, V>(
-                    fragment, out, add, finish, alpha, tile.out, row, col, first, product,
+                    fragment, out, add, finish, grid, pitch, alpha, tile.out, row, col, first,
+                    product,
                 );
             }
         }
@@ -61,6 +52,8 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
     out: &mut [Vector<O, V>],
     add: &[C],
     finish: &Finish,
+    grid: &TileGrid,
+    pitch: usize,
     alpha: f32,
     matrix: u32,
     row: u32,
@@ -70,31 +63,33 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
 ) {
     let symmetric = comptime!(product.scheduler.symmetric);
     let width = V::value();
-    if row < finish.m && col < finish.n && (comptime!(!symmetric) || col <= row) {
+    if row < grid.m && col < grid.n && (comptime!(!symmetric) || col <= row) {
         let mut neighbours = Vector::<f32, V>::empty();
-        let addend = &finish.addend;
-        let c_row = matrix as usize * addend.batch_stride + row as usize * addend.row;
         #[unroll]
         for e in 0..width {
-            let mut x = fragment.extract(comptime!(first + e));
             let col = col + comptime!(e as u32);
-            if comptime!(product.linear.scaled) {
-                x *= alpha;
-            }
-            if comptime!(product.linear.add) && col < finish.n {
-                x += addend.beta * f32::cast_from(add[c_row + col as usize * addend.col]);
-            }
+            // Of an odd width the second one is in the row's padding.
+            let inside = min(col, grid.n - 1) as usize;
+            let sum = fragment.extract(comptime!(first + e));
+            let mut x = finish.element::<C>(
+                sum,
+                alpha,
+                add,
+                matrix as usize,
+                row as usize,
+                inside,
+                product.linear,
+            );
             if comptime!(product.scheduler.triangles.out_lower) && col > row {
                 x = 0.0f32;
             }
             neighbours.insert(e, x);
         }
-        let base = matrix as usize * (finish.m as usize * finish.pitch);
-        // Of an odd width the second one is in the row's padding.
-        let at = base + row as usize * finish.pitch + col as usize;
+        let base = matrix as usize * (grid.m as usize * pitch);
+        let at = base + row as usize * pitch + col as usize;
         out[at / width] = Vector::cast_from(neighbours);
         if comptime!(symmetric) {
-            let mirrored = base + col as usize * finish.pitch + row as usize;
+            let mirrored = base + col as usize * pitch + row as usize;
             out[mirrored / width] = Vector::cast_from(neighbours);
         }
     }

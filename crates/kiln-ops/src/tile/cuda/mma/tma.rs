@@ -6,12 +6,13 @@
 //! an H200, 476 so.) The first blocks of the next tile are on their way while this one is
 //! stored.
 
-use super::store::{Finish, store};
+use super::store::store;
 use super::warp::*;
-use crate::tile::cuda::Dual;
 use crate::tile::cuda::pipeline::{PipelineState, Ring, rings_ready};
 use crate::tile::cuda::producer::{self, Buffers, Stages};
 use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, TileGrid, WorkTile, work_index, work_tile};
+use crate::tile::finish::Finish;
+use crate::tile::problem::Dual;
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
@@ -68,6 +69,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, V: Size>(
     order: &[u32],
     out: &mut [Vector<O, V>],
     finish: Finish,
+    pitch: usize,
     grid: TileGrid,
     #[comptime] product: MmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
@@ -156,7 +158,7 @@ pub(super) fn mma_tma_kernel<E: Float, C: Float, O: Float, V: Size>(
                 load_part(a_map, b_map, &buffers, &mut fill, &next, k, part, product);
             }
         }
-        store::<C, O, V>(&sums, out, add, scales, &finish, &lanes, &tile, product);
+        store::<C, O, V>(&sums, out, add, scales, &finish, &grid, pitch, &lanes, &tile, product);
         round += 1;
         at = following;
     }

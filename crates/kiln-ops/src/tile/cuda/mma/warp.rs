@@ -6,7 +6,7 @@ use crate::tile::cuda::fragment::origin;
 use crate::tile::cuda::mask::{crossed, mask_block};
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, Scheduler};
-use crate::tile::problem::Linear;
+use crate::tile::finish::Linear;
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 

@@ -51,6 +51,9 @@ pub(crate) struct TileGrid {
     pub(crate) b_step: u32,
     /// Blocks of K of one product; those of the second of a sum of two follow.
     pub(crate) single: u32,
+    /// Rows and columns of the result.
+    pub(crate) m: u32,
+    pub(crate) n: u32,
 }
 
 impl TileGridLaunch {
@@ -72,6 +75,8 @@ impl TileGridLaunch {
             u32::from(problem.a.batches > 1),
             u32::from(problem.b.batches > 1),
             problem.k.div_ceil(DEPTH) as u32,
+            problem.m as u32,
+            problem.n as u32,
         )
     }
 }

@@ -42,12 +42,8 @@ pub(in crate::tile::cuda) enum Tiles {
 
 impl Tiles {
     /// Those of a problem that have an order, in tiles of so many columns.
-    pub(in crate::tile::cuda) fn of(
-        problem: &Problem,
-        columns: usize,
-        symmetric: bool,
-    ) -> Option<Self> {
-        if symmetric {
+    pub(in crate::tile::cuda) fn of(problem: &Problem, columns: usize) -> Option<Self> {
+        if problem.symmetric {
             return Some(Self::Symmetric { size: problem.m, columns });
         }
         let triangular = problem.triangles.masked();

@@ -1,6 +1,5 @@
 //! What a warpgroup does: sums over K, the end of a sum, and its way out.
 
-use super::kernel::Finish;
 use super::product::{STORE_BYTES, WgmmaProduct};
 use crate::tile::cuda::fragment::{add_matrix, origin, zero_above};
 use crate::tile::cuda::mask::{crossed, mask_block};
@@ -10,6 +9,7 @@ use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, TileGrid, WorkTile, work_index, work_tile};
 use crate::tile::cuda::store::{ChunkAddresses, chunk_addresses, store_chunk};
 use crate::tile::epilogue::Epilogue;
+use crate::tile::finish::Finish;
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 
@@ -85,7 +85,7 @@ pub(super) fn consume<C: Float, Ep: Epilogue>(
             if comptime!(cluster == 2) {
                 sums[0] = add_sent::<Sums>(sums[0], buffers.a, unit, op);
             }
-            sums[0] = linear::<C, Sums>(sums[0], &me, add, scales, finish, &tile, product);
+            sums[0] = finished::<C, Sums>(sums[0], &me, add, scales, finish, grid, &tile, product);
             store::<Sums, Ep>(sums[0], &me, &places, results, &tile, product);
         }
         round += 1;
@@ -163,12 +163,13 @@ fn mask(
 
 /// alpha · sums + beta · C, the part above the diagonal zero where only the lower triangle is wanted.
 #[cube]
-fn linear<C: Float, N: Size>(
+fn finished<C: Float, N: Size>(
     sums: Vector<f32, N>,
     me: &Warpgroup,
     add: &[C],
     scales: &[f32],
     finish: &Finish,
+    grid: &TileGrid,
     tile: &WorkTile,
     #[comptime] product: WgmmaProduct,
 ) -> Vector<f32, N> {
@@ -179,16 +180,12 @@ fn linear<C: Float, N: Size>(
     let mut done = Array::<Vector<f32, N>>::new(1usize);
     done[0] = sums;
     if comptime!(linear.scaled) {
-        let mut alpha = finish.alpha;
-        if comptime!(linear.device_scale) {
-            alpha *= scales[tile.out as usize];
-        }
-        done[0] *= Vector::new(alpha);
+        done[0] *= Vector::new(finish.alpha(scales, tile.out as usize, linear));
     }
     if comptime!(linear.add) {
         let count = comptime!(product.op().sums());
-        let (m, n) = (finish.m, finish.n);
-        done[0] = add_matrix::<C, N>(done[0], add, &finish.addend, tile.out, row, col, m, n, count);
+        let (m, n) = (grid.m, grid.n);
+        done[0] = add_matrix::<C, N>(done[0], add, finish, tile.out, row, col, m, n, count);
     }
     if comptime!(product.scheduler.triangles.out_lower) {
         done[0] = zero_above::<N>(done[0], row, col);
@@ -247,8 +244,9 @@ fn store<N: Size, Ep: Epilogue>(
         }
         sync_units(me.number + 1, 128u32);
         let offset = comptime!((number % staged) as u32 * STORE_BYTES);
-        let transposed = comptime!(product.scheduler.symmetric && number >= across);
-        let chunk = comptime!(match (joined, transposed) {
+        let mirrored = comptime!(product.scheduler.symmetric && number >= across);
+        let transposed = comptime!(product.store.transposed || mirrored);
+        let chunk = comptime!(match (joined, mirrored) {
             (true, _) => number + across - chunks,
             (_, true) => number - across,
             _ => number,
@@ -284,9 +282,10 @@ fn send_chunk(
     // The first column of the square of 64 that the chunk belongs to.
     let square = col0 + comptime!((chunk % across * width / 64 * 64) as u32);
     if comptime!(transposed) {
-        // Squares below the diagonal; of f32 a chunk is half of one, by its rows.
+        // Of f32 a chunk is half of a square, by its rows; of symmetric results those below the diagonal.
         let x = row + comptime!((chunk % (64 / width) * width) as u32);
-        tma_store(results.out, from, x, square + outside(square >= row), tile.out);
+        let skipped = comptime!(product.scheduler.symmetric) && square >= row;
+        tma_store(results.out, from, x, square + outside(skipped), tile.out);
     } else if comptime!(product.scheduler.symmetric) {
         // On and below it.
         tma_store(results.out, from, col + outside(square > row), row, tile.out);

@@ -11,22 +11,13 @@
 
 use super::consumer::{Results, consume};
 use super::product::{STORE_BYTES, UNITS, WgmmaProduct};
-use crate::tile::cuda::fragment::Addend;
 use crate::tile::cuda::pipeline::{Ring, barrier_bytes, rings_ready};
 use crate::tile::cuda::producer::{Buffers, Maps, produce};
 use crate::tile::cuda::schedule::TileGrid;
 use crate::tile::epilogue::Epilogue;
+use crate::tile::finish::Finish;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
-
-/// Sizes of the result, and what happens to it: alpha, and C's distances with beta.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Finish {
-    pub(crate) m: u32,
-    pub(crate) n: u32,
-    pub(crate) alpha: f32,
-    pub(crate) addend: Addend,
-}
 
 /// One product by cubes on their own. (As clusters of one they would be placed otherwise, 1.3 times as slow
 /// at 768×4096 from 8192 on an H200.)

@@ -5,8 +5,6 @@ mod kernel;
 mod plan;
 mod product;
 
-use super::dual::{Dual, Second};
-use super::fragment::AddendLaunch;
 use super::maps::{map, operand};
 use super::ptx::Float16;
 use super::schedule::order::{self, Tiles};
@@ -14,13 +12,14 @@ use super::schedule::{ROWS, Scheduler, TileGridLaunch};
 use super::store::Stored;
 use crate::launch;
 use crate::tile::epilogue::Epilogue;
-use crate::tile::problem::Problem;
+use crate::tile::finish::{FinishLaunch, Linear};
+use crate::tile::problem::{Dual, Problem, Second};
 use crate::tile::{split_k, view::Order};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use kernel::{FinishLaunch, wgmma_cluster_kernel, wgmma_kernel};
+use kernel::{wgmma_cluster_kernel, wgmma_kernel};
 use plan::Plan;
 use product::{UNITS, WgmmaProduct, WgmmaStore};
 
@@ -72,20 +71,19 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
         1 => total.min(launch::multiprocessors(client) * tile.cubes),
         _ => total,
     };
-    let order = Tiles::of(p, columns, p.symmetric);
+    let order = Tiles::of(p, columns);
     let unused = || launch::unused(out, DType::F32);
     let add = p.add.as_ref().filter(|_| store.linear.add).map(|(add, _)| add.tensor.clone());
     let add = add.unwrap_or_else(unused);
     let scales = p.alpha.scales.clone().filter(|_| store.linear.device_scale);
     let dtypes = [p.a.tensor.dtype, add.dtype, target.dtype].map(dtype_to_elem_type);
     // The rows of the joined result are those of `out`.
+    let [rows, cols] = if p.transposed { [p.n, p.m] } else { [p.m, p.n] };
     let result = |tensor: &CubeTensor, matrices: usize, pitch: usize| {
-        map(tensor, [matrices, p.m, p.n], [p.m * pitch, pitch], 64)
+        map(tensor, [matrices, rows, cols], [rows * pitch, pitch], 64)
     };
     let matrices = if dual == (Dual::Joined { keep: true }) { 2 } else { splits * p.batches };
     let joined = second.and_then(|second| second.joined.as_ref()).unwrap_or(&target);
-    let [batch_stride, row, col] = p.add_strides();
-    let addend = AddendLaunch::new(batch_stride, row, col, p.beta() as f32);
     let kernel = match tile.cluster {
         1 => wgmma_kernel::launch_unchecked::<Ep>,
         _ => wgmma_cluster_kernel::launch_unchecked::<Ep>,
@@ -105,7 +103,7 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
             add.into_buffer_arg(),
             scales.unwrap_or_else(unused).into_buffer_arg(),
             order::argument(order, p, cubes / tile.cluster, out),
-            FinishLaunch::new(p.m as u32, p.n as u32, p.alpha.number as f32, addend),
+            FinishLaunch::of(p),
             TileGridLaunch::of(p, tiles, depth, splits, scheduler),
             product,
             dtypes,
@@ -118,14 +116,16 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
 
 /// How the result is finished and stored, or a part of it.
 fn store(problem: &Problem, part: bool, dtype: DType) -> WgmmaStore {
-    let mut linear = problem.linear(part);
+    let mut linear = Linear::of(problem, part);
     let stored = match dtype {
         DType::F32 => Stored::F32,
         dtype => Stored::Float16(Float16::of(dtype)),
     };
     // What stands where the result goes is added on the way there, once: no second reader.
-    let once = problem.in_place && problem.beta() == 1.0 && !problem.symmetric;
+    let transposed = problem.transposed;
+    let straight = !problem.symmetric && !transposed;
+    let once = problem.in_place && problem.beta() == 1.0 && straight;
     let accumulate = linear.add && once && dtype == DType::F32;
     linear.add &= !accumulate;
-    WgmmaStore { linear, stored, accumulate }
+    WgmmaStore { linear, stored, accumulate, transposed }
 }

@@ -1,9 +1,8 @@
 //! Which tile a product gets, and in how many parts of K.
 
 use super::product::WgmmaTile;
-use crate::tile::cuda::dual::Dual;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, order};
-use crate::tile::problem::{Problem, Triangle};
+use crate::tile::problem::{Dual, Problem, Triangle};
 
 /// The settings of a launch.
 pub(super) struct Plan {
@@ -15,7 +14,9 @@ pub(super) struct Plan {
 }
 
 /// Columns of a tile, and the time of a stage relative to that of 256 columns.
-const TILES: [(usize, f64); 3] = [(256, 1.0), (192, 0.78), (128, 0.54)];
+const TILES: [(usize, f64); 4] = [(256, 1.0), (192, 0.78), (128, 0.54), (64, 0.3)];
+/// The least, where A is read for a single column of tiles: at the rate of memory.
+const READ: f64 = 0.8;
 /// Time of a stage of 256 columns where all multiprocessors are busy, in seconds.
 const STAGE: f64 = 0.65e-6;
 /// The part of it that is left when few are: the clock rises.
@@ -61,6 +62,12 @@ pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Pla
     // Of joined products a tile holds the same columns of both products, in whole chunks, and all of K.
     for (n, stage) in TILES.into_iter().filter(|(n, _)| !dual.joins() || n.is_multiple_of(128)) {
         let columns = dual.columns(n);
+        // All columns in one tile, and then in the narrowest.
+        let single = p.n <= columns;
+        if (single && p.n + 64 <= columns) || (!single && n < ROWS) {
+            continue;
+        }
+        let stage = if single { f64::max(stage, READ) } else { stage };
         let places = match p.symmetric {
             true => order::symmetric_tiles(p.m, columns),
             false => p.m.div_ceil(ROWS) * p.n.div_ceil(columns),
@@ -80,7 +87,7 @@ pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Pla
         let plan = Plan::new(WgmmaTile::clustered(n), 1, blocks);
         offer(time(2) * CLUSTERED + waves(2) as f64 * EXCHANGE, plan);
         // A symmetric result is finished by those that multiply.
-        for splits in 2..=if p.symmetric { 1 } else { 16.min(blocks / 4) } {
+        for splits in 2..=if p.symmetric || p.transposed { 1 } else { 16.min(blocks / 4) } {
             let bytes = (8 * splits + 2) * p.m * p.n * p.batches;
             let sum = LAUNCH + bytes as f64 / BYTES;
             offer(time(splits) + sum, Plan::new(WgmmaTile::new(n), splits, blocks));

@@ -1,11 +1,11 @@
 //! What a product on wgmma is specialised on.
 
-use crate::tile::cuda::Dual;
 use crate::tile::cuda::producer::Stages;
 use crate::tile::cuda::ptx::{Float16, Wgmma};
 use crate::tile::cuda::schedule::{DEPTH, ROWS, Scheduler};
 use crate::tile::cuda::store::Stored;
-use crate::tile::problem::Linear;
+use crate::tile::finish::Linear;
+use crate::tile::problem::Dual;
 use crate::tile::view::Order;
 
 /// Two warpgroups that multiply and a warp that loads: within 168 registers a unit, 96 for two cubes.
@@ -63,6 +63,8 @@ pub(crate) struct WgmmaStore {
     pub(crate) stored: Stored,
     /// Plus what the result's memory holds, f32.
     pub(crate) accumulate: bool,
+    /// Columns of the sums become rows.
+    pub(crate) transposed: bool,
 }
 
 /// What a product is specialised on.
