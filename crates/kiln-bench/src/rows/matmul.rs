@@ -44,11 +44,11 @@ static TN_SPEC: Spec = spec("matmul_tn", "y = alpha · aᵀ·b", &[AT, B]);
 static TT_SPEC: Spec = spec("matmul_tt", "y = alpha · aᵀ·bᵀ", &[AT, BT]);
 
 const THIN: [[usize; 3]; 7] = [
-    [8192, 8192, 64],
     [1, 8192, 8192],
     [8, 8192, 8192],
     [16, 8192, 8192],
     [64, 8192, 8192],
+    [8192, 8192, 64],
     [16_384, 8192, 24],
     [16_384, 8192, 80],
 ];
