@@ -74,11 +74,7 @@ pub fn distance(out: &[f64], reference: &[f64]) -> Distance {
 
 /// Half the distance from 1 to the next number: the largest relative error of one rounding.
 pub fn unit_roundoff(dtype: DType) -> f64 {
-    match dtype {
-        DType::BF16 => 2f64.powi(-8),
-        DType::F16 => 2f64.powi(-11),
-        _ => 2f64.powi(-24),
-    }
+    Format::from(dtype).unit()
 }
 
 impl Distance {

@@ -20,14 +20,7 @@ pub struct Dims {
 }
 
 /// y of shape `[B, H, T, D]`.
-pub fn forward<N: Number>(
-    q: &[N],
-    k: &[N],
-    v: &[N],
-    d: Dims,
-    causal: bool,
-    scale: f64,
-) -> Vec<N> {
+pub fn forward<N: Number>(q: &[N], k: &[N], v: &[N], d: Dims, causal: bool, scale: f64) -> Vec<N> {
     let mut y = Vec::with_capacity(q.len());
     for (group, q) in q.chunks_exact((d.rows() * d.width).max(1)).enumerate() {
         let [k, v] = [k, v].map(|of| d.keys_of(of, group));
@@ -134,15 +127,7 @@ impl<N: Number> Softmax<N> {
     }
 
     /// The gradients of the scores, p·(dp − Σ p·dp)·scale, as they are stored; adds a row to dq.
-    fn backward(
-        &self,
-        k: &[N],
-        v: &[N],
-        dy: &[N],
-        d: Dims,
-        scale: f64,
-        dq: &mut Vec<N>,
-    ) -> Vec<N> {
+    fn backward(&self, k: &[N], v: &[N], dy: &[N], d: Dims, scale: f64, dq: &mut Vec<N>) -> Vec<N> {
         let e = &self.exponentials;
         let dp = |s: usize| {
             let pairs = dy.iter().copied().zip(d.row(v, s).iter().copied());
@@ -152,9 +137,7 @@ impl<N: Number> Softmax<N> {
         let pulled: Vec<N> = e.iter().zip(&dp).map(|(e, dp)| *e * *dp).collect();
         let delta = (N::sum(pulled.iter().copied()) * self.inverse).of_row();
         // Burn's way is four operations longer.
-        let ds = |(e, dp): (&N, &N)| {
-            (self.probability(*e) * (*dp - delta) * scale).off_by(8.0)
-        };
+        let ds = |(e, dp): (&N, &N)| (self.probability(*e) * (*dp - delta) * scale).off_by(8.0);
         let ds: Vec<N> = e.iter().zip(&dp).map(ds).collect();
         dq.extend((0..d.width).map(|i| {
             let with = |of: &[N]| N::dot(of.iter().copied().zip(d.column(k, i)));

@@ -11,21 +11,22 @@ pub fn forward<N: Number>(
     options: &CrossEntropyOptions,
 ) -> N {
     let counted = logits.chunks_exact(classes).zip(targets);
-    let losses = counted.filter(|(_, target)| **target != options.ignore_index).map(|(row, target)| {
-        let of = Normaliser::new(row);
-        // Relative to the largest logit, which is exact.
-        let mut loss = of.log - (row[*target as usize] - of.largest);
-        // Without smoothing a class may be masked out by −∞, which makes the mean −∞.
-        if options.label_smoothing > 0.0 {
-            let mean = N::sum(row.iter().copied()) / classes as f64 - of.largest;
-            loss = loss + (of.log - mean - loss) * options.label_smoothing;
-        }
-        if options.z_loss > 0.0 {
-            let lse = of.log_sum_exp();
-            loss = loss + lse * lse * options.z_loss;
-        }
-        loss
-    });
+    let losses =
+        counted.filter(|(_, target)| **target != options.ignore_index).map(|(row, target)| {
+            let of = Normaliser::new(row);
+            // Relative to the largest logit, which is exact.
+            let mut loss = of.log - (row[*target as usize] - of.largest);
+            // Without smoothing a class may be masked out by −∞, which makes the mean −∞.
+            if options.label_smoothing > 0.0 {
+                let mean = N::sum(row.iter().copied()) / classes as f64 - of.largest;
+                loss = loss + (of.log - mean - loss) * options.label_smoothing;
+            }
+            if options.z_loss > 0.0 {
+                let lse = of.log_sum_exp();
+                loss = loss + lse * lse * options.z_loss;
+            }
+            loss
+        });
     N::sum(losses) / count(targets, options)
 }
 
@@ -101,7 +102,9 @@ impl<N: Number> Normaliser<N> {
         // A kernel that reads a row once scales what it has whenever the maximum rises, some ln n times, by
         // exponentials of a range that adds up to at most that of the row.
         let rescaled = match sum.path() {
-            Path::Fused => 6.0 * (8.0 + 2.0 * (row.len() as f64).ln()) + 4.0 * (most - least).max(0.0),
+            Path::Fused => {
+                6.0 * (8.0 + 2.0 * (row.len() as f64).ln()) + 4.0 * (most - least).max(0.0)
+            }
             Path::Reference => 0.0,
         };
         Self { largest, log: sum.off_by(rescaled).ln().of_row() }

@@ -3,12 +3,7 @@
 use crate::oracle::{Number, product};
 
 /// alpha · A·B for a stack of `batches` pairs.
-pub fn forward<N: Number>(
-    a: &[N],
-    b: &[N],
-    [batches, m, k, n]: [usize; 4],
-    alpha: f64,
-) -> Vec<N> {
+pub fn forward<N: Number>(a: &[N], b: &[N], [batches, m, k, n]: [usize; 4], alpha: f64) -> Vec<N> {
     let mut y = Vec::with_capacity(batches * m * n);
     for z in 0..batches {
         let (a, b) = (&a[z * m * k..][..m * k], &b[z * k * n..][..k * n]);

@@ -12,7 +12,7 @@
 //! Analysis, 2021). What may point one way in all elements, as approximations and truncation do, is kept
 //! apart and always added.
 
-use super::format::{Format, power};
+use super::format::Format;
 use super::functions;
 use super::number::Number;
 use super::rounding::{Path, Rounding};
@@ -120,6 +120,12 @@ impl Bounded {
         self.errors.bound()
     }
 
+    /// The same in a matrix that has been transposed: what a row shared a column shares.
+    pub fn turned(self) -> Self {
+        let Errors { row, column, .. } = self.errors;
+        Self { errors: Errors { row: column, column: row, ..self.errors }, ..self }
+    }
+
     pub(super) fn rounding(&self) -> Option<Rounding> {
         self.rounding
     }
@@ -178,6 +184,15 @@ impl Mul for Bounded {
     }
 }
 
+/// What a rounding to nearest is off. Of numbers of a few steps, far below the smallest normal one, many are
+/// rounded alike, as all are that become 0.
+fn rounding_errors(format: Format, reach: f64, half_gap: f64) -> Errors {
+    match reach < 32.0 * format.half_gap(0.0) {
+        true => Errors { bias: half_gap.min(reach), ..Errors::default() },
+        false => Errors { hard: half_gap, ..Errors::default() },
+    }
+}
+
 /// |b|·(errors of a) + |a|·(errors of b), and the product of both.
 pub(super) fn product_errors(a: &Bounded, b: &Bounded) -> Errors {
     let both = a.errors.scaled(b.value).plus(b.errors.scaled(a.value));
@@ -193,7 +208,11 @@ impl Div for Bounded {
         let errors = self.errors.plus(other.errors.scaled(value)).scaled(1.0 / other.value);
         // 1 / (1 − δ): what the divisor is off, relative to it.
         let second = functions::beyond(other.bound() / other.value.abs());
-        Self::rounded(value, errors.scaled(second).biased(functions::DIVISION * UNIT * value.abs()), rounding)
+        Self::rounded(
+            value,
+            errors.scaled(second).biased(functions::DIVISION * UNIT * value.abs()),
+            rounding,
+        )
     }
 }
 
@@ -254,18 +273,20 @@ impl Number for Bounded {
             // Perhaps infinite, perhaps not.
             return Self { errors: self.errors.biased(f64::INFINITY), ..self };
         }
-        let hard = self.errors.hard + format.half_gap(size + bound);
-        Self { errors: Errors { hard, ..self.errors }, ..self }
+        let errors =
+            self.errors.plus(rounding_errors(format, size + bound, format.half_gap(size + bound)));
+        Self { errors, ..self }
     }
 
     fn storing(self) -> Self {
         let Some(Rounding { format, .. }) = self.rounding else { return Self::exact(0.0) };
-        let mut errors = Errors::default();
         let reach = self.value.abs() + self.bound();
-        if format != Format::F32 && reach > 0.0 {
-            let subnormal = power(format.least_exponent() - format.digits());
-            errors.hard = (format.unit() * reach).max(subnormal);
-        }
+        let errors = match format {
+            Format::F32 => Errors::default(),
+            _ if reach == 0.0 => Errors::default(),
+            // The number may be stored without a factor that is not a power of two.
+            _ => rounding_errors(format, reach, (format.unit() * reach).max(format.half_gap(0.0))),
+        };
         Self::new(0.0, errors, self.rounding)
     }
 

@@ -110,22 +110,41 @@ pub fn compare(out: &[f64], reference: &[Bounded], columns: usize) -> Comparison
         return found;
     }
     let columns = columns.max(1);
-    let mut lines = Lines::new(out.len() / columns, columns);
+    let mut places = Vec::with_capacity(out.len());
     for (i, (out, reference)) in out.iter().zip(reference).enumerate() {
-        let place = (i / columns, i % columns);
         let value = reference.value();
         let same = *out == value || (out.is_nan() && value.is_nan());
         let error = if same { 0.0 } else { out - value };
-        let worst = Worst::new(error, reference.bound(), Place::Element(place.0, place.1));
+        let place = Place::Element(i / columns, i % columns);
+        let worst = Worst::new(error, reference.bound(), place);
         found.wrong += usize::from(worst.exceeds());
         found.not_finite += usize::from(!out.is_finite() && value.is_finite());
         found.elements = worst.or(found.elements);
-        if out.is_finite() && value.is_finite() && reference.bound().is_finite() {
-            lines.take(place, error, reference);
-        }
+        let counts = out.is_finite() && value.is_finite() && reference.bound().is_finite();
+        places.push(counts.then_some((error, reference)));
     }
-    found.lines = lines.worst();
+    found.lines = lines(&places, columns);
     found
+}
+
+/// An element of a line: what it is off, and what it should be. None where that is not finite.
+type Element<'a> = Option<(f64, &'a Bounded)>;
+
+/// The worst of the rows, the columns and all elements.
+fn lines(elements: &[Element<'_>], columns: usize) -> Option<Worst> {
+    let rows: Vec<[Line; 2]> =
+        elements.chunks(columns).map(|row| line(row.iter(), |of| of.errors().row)).collect();
+    let column = |i: usize| line(elements[i..].iter().step_by(columns), |of| of.errors().column);
+    let columns: Vec<[Line; 2]> = (0..columns).map(column).collect();
+    let of = |lines: &[[Line; 2]], place: fn(usize) -> Place| -> Option<Worst> {
+        let each = lines.iter().enumerate().flat_map(|(i, both)| both.iter().map(move |l| (i, l)));
+        let worst = each.map(|(i, line)| Worst::new(line.error, line.allowed(), place(i)));
+        worst.reduce(|worst, other| other.or(Some(worst)).unwrap_or(other))
+    };
+    let all = [0, 1].map(|weight| all(&rows, &columns, weight));
+    let worst = all[0].or(Some(all[1]));
+    let worst = worst.and_then(|worst| worst.or(of(&columns, Place::Column)));
+    worst.and_then(|worst| worst.or(of(&rows, Place::Row)))
 }
 
 /// What is added up along a line, for one weight.
@@ -140,61 +159,49 @@ struct Line {
 }
 
 impl Line {
-    fn take(&mut self, weight: f64, error: f64, of: &Bounded, shared: f64) {
-        let (size, errors) = (weight.abs(), of.errors());
-        self.error += weight * error;
-        self.bias += size * errors.bias;
-        self.shared += size * shared;
-        self.squares += (size * errors.deviation()).powi(2);
-        self.most += size * errors.bound();
-    }
-
     fn allowed(&self) -> f64 {
         self.most.min(self.bias + LAMBDA * (self.shared + self.squares.sqrt()))
     }
 }
 
-/// All lines: by each weight, rows and columns.
-struct Lines {
-    rows: [Vec<Line>; 2],
-    columns: [Vec<Line>; 2],
-}
-
-impl Lines {
-    fn new(rows: usize, columns: usize) -> Self {
-        let of = |count: usize| [0, 1].map(|_| vec![Line::default(); count]);
-        Self { rows: of(rows), columns: of(columns) }
-    }
-
-    fn take(&mut self, (row, column): (usize, usize), error: f64, of: &Bounded) {
-        for (i, weight) in [1.0, of.value()].into_iter().enumerate() {
-            self.rows[i][row].take(weight, error, of, of.errors().row);
-            self.columns[i][column].take(weight, error, of, of.errors().column);
-        }
-    }
-
-    fn worst(&self) -> Option<Worst> {
-        let mut worst = None;
-        for (lines, place) in [
-            (&self.rows, Place::Row as fn(usize) -> Place),
-            (&self.columns, Place::Column as fn(usize) -> Place),
-        ] {
-            for (at, line) in lines.iter().flat_map(|lines| lines.iter().enumerate()) {
-                worst = Worst::new(line.error, line.allowed(), place(at)).or(worst);
+/// A line by both weights.
+///
+/// Elements that should be the same number are made in the same way from the same numbers and are rounded alike:
+/// 50257 logits in bf16 have some hundred values. They count as one rounding, as often as they are there.
+fn line<'a>(
+    elements: impl Iterator<Item = &'a Element<'a>>,
+    shared: fn(&Bounded) -> f64,
+) -> [Line; 2] {
+    let mut elements: Vec<&(f64, &Bounded)> = elements.flatten().collect();
+    elements.sort_unstable_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()));
+    let mut lines = [Line::default(); 2];
+    for alike in elements.chunk_by(|(_, a), (_, b)| a.value() == b.value()) {
+        let mut rounded = [0.0; 2];
+        for (error, of) in alike {
+            let errors = of.errors();
+            for ((line, rounded), weight) in
+                lines.iter_mut().zip(&mut rounded).zip([1.0, of.value()])
+            {
+                let size = weight.abs();
+                line.error += weight * error;
+                line.bias += size * errors.bias;
+                line.shared += size * shared(of);
+                line.most += size * errors.bound();
+                *rounded += size * errors.deviation();
             }
         }
-        for (rows, columns) in self.rows.iter().zip(&self.columns) {
-            worst = self.all(rows, columns).or(worst);
-        }
-        worst
+        lines.iter_mut().zip(rounded).for_each(|(line, rounded)| line.squares += rounded * rounded);
     }
+    lines
+}
 
-    /// All elements: what a row shares is independent of what the next one does.
-    fn all(&self, rows: &[Line], columns: &[Line]) -> Worst {
-        let total = |of: fn(&Line) -> f64| rows.iter().map(of).sum::<f64>();
-        let shared = |lines: &[Line]| lines.iter().map(|l| l.shared * l.shared).sum::<f64>().sqrt();
-        let roundings = shared(rows) + shared(columns) + total(|l| l.squares).sqrt();
-        let allowed = total(|l| l.most).min(total(|l| l.bias) + LAMBDA * roundings);
-        Worst::new(total(|l| l.error), allowed, Place::All)
-    }
+/// All elements: what a row shares is independent of what the next one does.
+fn all(rows: &[[Line; 2]], columns: &[[Line; 2]], weight: usize) -> Worst {
+    let total = |of: fn(&Line) -> f64| rows.iter().map(|both| of(&both[weight])).sum::<f64>();
+    let shared = |lines: &[[Line; 2]]| {
+        lines.iter().map(|both| both[weight].shared.powi(2)).sum::<f64>().sqrt()
+    };
+    let roundings = shared(rows) + shared(columns) + total(|l| l.squares).sqrt();
+    let allowed = total(|l| l.most).min(total(|l| l.bias) + LAMBDA * roundings);
+    Worst::new(total(|l| l.error), allowed, Place::All)
 }

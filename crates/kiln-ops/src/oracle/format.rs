@@ -67,7 +67,7 @@ impl Format {
 }
 
 /// 2^`exponent`, of any exponent that these formats have.
-pub(super) fn power(exponent: i32) -> f64 {
+fn power(exponent: i32) -> f64 {
     2f64.powi(exponent)
 }
 

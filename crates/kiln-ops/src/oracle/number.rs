@@ -71,12 +71,7 @@ pub trait Number:
     fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self;
 
     /// op(A) · op(B) of row-major A and B, `[m, k]` · `[k, n]` after the transposes that `turned` asks for.
-    fn product(
-        a: &[Self],
-        b: &[Self],
-        sizes: [usize; 3],
-        turned: [bool; 2],
-    ) -> Vec<Self>;
+    fn product(a: &[Self], b: &[Self], sizes: [usize; 3], turned: [bool; 2]) -> Vec<Self>;
 }
 
 impl Number for f64 {
@@ -138,9 +133,8 @@ impl Number for f64 {
         [m, k, n]: [usize; 3],
         [turned_a, turned_b]: [bool; 2],
     ) -> Vec<Self> {
-        let turned = turned_b.then(|| -> Vec<f64> {
-            (0..k * n).map(|i| b[i % n * k + i / n]).collect()
-        });
+        let turned =
+            turned_b.then(|| -> Vec<f64> { (0..k * n).map(|i| b[i % n * k + i / n]).collect() });
         let b = turned.as_deref().unwrap_or(b);
         let mut c = vec![0.0; m * n];
         for (i, row) in c.chunks_exact_mut(n.max(1)).enumerate() {

@@ -187,23 +187,17 @@ pub(super) fn product(
     sizes: [usize; 3],
     turned: [bool; 2],
 ) -> Vec<Bounded> {
-    let rounding = a.iter().chain(b).find_map(Bounded::rounding);
+    let values = |numbers: &[Bounded]| -> Vec<f64> { numbers.iter().map(|x| x.value()).collect() };
     let multiply = |a: &[f64], b: &[f64]| f64::product(a, b, sizes, turned);
+    let Some(rounding) = a.iter().chain(b).find_map(Bounded::rounding) else {
+        // Nobody asks for errors.
+        let product = multiply(&values(a), &values(b));
+        return product.into_iter().map(Bounded::exact).collect();
+    };
+    let terms = added_up(&values(a), &values(b), sizes, turned);
     let (a, b) = (Operand::new(a, turned[0], true), Operand::new(b, turned[1], false));
-    let value = multiply(&a.plane(|x| x.value()), &b.plane(|x| x.value()));
-    let size = multiply(&a.size, &b.size);
-    let squares = multiply(&a.squares, &b.squares);
-    let count = |t: &Operand<'_>| t.plane(|x| f64::from(u8::from(x.value() != 0.0)));
-    // Only triangles have many zeros.
-    let zeros = size.len() > 1 && a.size.iter().chain(&b.size).any(|x| *x == 0.0);
-    let counts = zeros.then(|| multiply(&count(&a), &count(&b)));
-    let mut errors: Vec<Errors> = (0..value.len())
-        .map(|i| {
-            let count = counts.as_ref().map_or(sizes[1] as f64, |counts| counts[i]);
-            let terms = Terms { count, sum: value[i], size: size[i], squares: squares[i] };
-            terms.cost(products(rounding))
-        })
-        .collect();
+    let mut errors: Vec<Errors> =
+        terms.iter().map(|terms| terms.cost(Some(rounding.products))).collect();
     if a.inexact() {
         let with = |plane: &[f64], squared: bool| {
             multiply(plane, if squared { &b.squares } else { &b.size })
@@ -220,8 +214,47 @@ pub(super) fn product(
         let both = multiply(&a.plane(Bounded::bound), &b.plane(Bounded::bound));
         errors.iter_mut().zip(both).for_each(|(errors, both)| errors.bias += both);
     }
-    let pairs = value.into_iter().zip(errors);
-    pairs.map(|(value, errors)| Bounded::new(value, errors, rounding)).collect()
+    let pairs = terms.into_iter().zip(errors);
+    pairs.map(|(terms, errors)| Bounded::new(terms.sum, errors, Some(rounding))).collect()
+}
+
+/// The terms of all elements of op(A) · op(B).
+fn added_up(
+    a: &[f64],
+    b: &[f64],
+    [m, k, n]: [usize; 3],
+    [turned_a, turned_b]: [bool; 2],
+) -> Vec<Terms> {
+    let turned: Option<Vec<f64>> =
+        turned_b.then(|| (0..k * n).map(|i| b[i % n * k + i / n]).collect());
+    let b = turned.as_deref().unwrap_or(b);
+    let mut all = Vec::with_capacity(m * n);
+    let (mut sums, mut sizes, mut squares) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
+    for i in 0..m {
+        [&mut sums, &mut sizes, &mut squares].into_iter().for_each(|plane| plane.fill(0.0));
+        for x in 0..k {
+            let left = if turned_a { a[x * m + i] } else { a[i * k + x] };
+            let right = &b[x * n..(x + 1) * n];
+            for (((right, sum), size), square) in
+                right.iter().zip(&mut sums).zip(&mut sizes).zip(&mut squares)
+            {
+                let term = left * right;
+                *sum += term;
+                *size += term.abs();
+                *square += term * term;
+            }
+        }
+        // Zeros cost nothing, but only those of a row are told apart.
+        let count =
+            (0..k).filter(|x| a[if turned_a { x * m + i } else { i * k + x }] != 0.0).count();
+        all.extend((0..n).map(|j| Terms {
+            count: count as f64,
+            sum: sums[j],
+            size: sizes[j],
+            squares: squares[j],
+        }));
+    }
+    all
 }
 
 /// Adds what one operand's errors become; `with` multiplies a plane of them by the other's sizes or squares.

@@ -25,12 +25,7 @@ pub fn backward<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>
 const POWER: f64 = 128.0;
 
 /// dx and dw before they are stored.
-pub(crate) fn gradients<N: Number>(
-    x: &[N],
-    weight: &[N],
-    eps: f64,
-    dy: &[N],
-) -> (Vec<N>, Vec<N>) {
+pub(crate) fn gradients<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>, Vec<N>) {
     let width = weight.len();
     let mut dx = Vec::with_capacity(x.len());
     let mut scales = vec![];
@@ -42,7 +37,8 @@ pub(crate) fn gradients<N: Number>(
         dx.extend((0..width).map(|i| r * weight[i] * dy[i] - back * row[i]));
         scales.push(r);
     }
-    let term = |i: usize| move |(row, r): (usize, &N)| *r * x[row * width + i] * dy[row * width + i];
+    let term =
+        |i: usize| move |(row, r): (usize, &N)| *r * x[row * width + i] * dy[row * width + i];
     let dw = (0..width).map(|i| N::sum(scales.iter().enumerate().map(term(i)))).collect();
     (dx, dw)
 }

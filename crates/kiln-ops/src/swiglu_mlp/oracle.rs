@@ -43,7 +43,11 @@ pub fn backward<N: Number>(
 }
 
 /// x·w_gate and x·w_up as they are stored. A kernel that gates them in f32 is nearer.
-fn products<N: Number>(x: &[N], weights: [&[N]; 2], [rows, width, inner]: [usize; 3]) -> [Vec<N>; 2] {
+fn products<N: Number>(
+    x: &[N],
+    weights: [&[N]; 2],
+    [rows, width, inner]: [usize; 3],
+) -> [Vec<N>; 2] {
     weights.map(|weight| stored(product(x, weight, rows, width, inner, false, false)))
 }
 

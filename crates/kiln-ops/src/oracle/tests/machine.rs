@@ -65,7 +65,8 @@ impl Machine {
             Order::Sequential => terms.iter().fold(0.0, |sum, t| sum + t),
             Order::Pairwise => pairwise(terms),
             Order::Units(units) => {
-                let of = |unit: usize| terms.iter().skip(unit).step_by(units).fold(0.0, |s, t| s + t);
+                let of =
+                    |unit: usize| terms.iter().skip(unit).step_by(units).fold(0.0, |s, t| s + t);
                 pairwise(&(0..units).map(of).collect::<Vec<f32>>())
             }
         }

@@ -9,7 +9,7 @@ mod operators;
 mod right;
 mod wrong;
 
-use super::{Bounded, Comparison, Format, Number, compare};
+use super::{Bounded, Comparison, Format, Number, Place, compare};
 
 /// Numbers that repeat, normal around a mean.
 pub(super) struct Random(u64);
@@ -89,6 +89,35 @@ fn arithmetic_of_errors() {
     // Half the distance of the neighbours of 3.5 in bf16, and the sum's own.
     assert!((((x + y).stored()).bound() - (2f64.powi(-7) + 3.5 * unit)).abs() < 1e-9);
     assert_eq!(rounding.number(0.0) * y, rounding.number(0.0));
+}
+
+/// A number that is there a thousand times is rounded the same way a thousand times.
+#[test]
+fn what_is_alike_is_rounded_alike() {
+    let one = super::Rounding::fused(Format::Bf16).number(1.3).stored();
+    let (out, alike) = (vec![Format::Bf16.round(1.3); 1000], vec![one; 1000]);
+    right(&out, &alike, 1000, "a row of one number");
+}
+
+#[test]
+fn an_element_may_be_off_by_what_a_line_may_not() {
+    let many: Vec<f64> = (0..1000).map(|i| 1.0 + f64::from(i) / 1001.0).collect();
+    let numbers = super::Rounding::fused(Format::Bf16).numbers(&many);
+    let stored: Vec<Bounded> = numbers.into_iter().map(Bounded::stored).collect();
+    let nearest: Vec<f64> = many.iter().map(|x| Format::Bf16.round(*x)).collect();
+    right(&nearest, &stored, 40, "rounded to nearest");
+    let nearly = |x: &f64| x + 0.9 * Format::Bf16.half_gap(*x);
+    let up: Vec<f64> = many.iter().map(nearly).collect();
+    let found = convicted(&up, &stored, 40, "too large by nearly half a step each");
+    assert_eq!((found.wrong, found.lines.map(|worst| worst.place)), (0, Some(Place::All)));
+    // As much in one row only.
+    let row: Vec<f64> = [&up[..200], &nearest[200..]].concat();
+    let found = convicted(&row, &stored, 200, "too large in a row");
+    assert_eq!((found.wrong, found.lines.map(|worst| worst.place)), (0, Some(Place::Row(0))));
+    let of_column = |i: usize| if i % 4 == 2 { up[i] } else { nearest[i] };
+    let column: Vec<f64> = (0..1000).map(of_column).collect();
+    let found = convicted(&column, &stored, 4, "too large in a column");
+    assert_eq!((found.wrong, found.lines.map(|worst| worst.place)), (0, Some(Place::Column(2))));
 }
 
 #[test]

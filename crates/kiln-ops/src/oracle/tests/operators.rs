@@ -23,7 +23,8 @@ pub(super) fn rms_norm(
         scales.push(r);
     }
     let column = |i: usize| {
-        let terms = scales.iter().enumerate().map(|(m, r)| r * x[m * width + i] * dy[m * width + i]);
+        let terms =
+            scales.iter().enumerate().map(|(m, r)| r * x[m * width + i] * dy[m * width + i]);
         at.stored(at.sum(&terms.collect::<Vec<f32>>()))
     };
     [y, dx, (0..width).map(column).collect()]
@@ -92,9 +93,9 @@ pub(super) fn attention(
             let dp: Vec<f32> = dp[row * s..][..seen].iter().map(|x| at.between(*x)).collect();
             let pulled: Vec<f32> = e.iter().zip(&dp).map(|(e, dp)| e * dp).collect();
             let delta = at.sum(&pulled);
-            for i in 0..seen {
-                p[row * s + i] = at.stored(e[i]);
-                ds[row * s + i] = at.stored(e[i] * (dp[i] - delta) * scale);
+            for (i, (e, dp)) in e.iter().zip(&dp).enumerate() {
+                p[row * s + i] = at.stored(*e);
+                ds[row * s + i] = at.stored(e * (dp - delta) * scale);
             }
         }
         out[0].extend(at.stored_product(&p, &v, [t, s, w], [false; 2]));
@@ -114,7 +115,8 @@ pub(super) fn swiglu_mlp(
     let of = |w| at.stored_product(x, w, [m, d, f], [false; 2]);
     let (g, u) = (of(gate), of(up));
     let s: Vec<f32> = g.iter().map(|g| at.sigmoid(*g)).collect();
-    let each = |of: &dyn Fn(usize) -> f32| -> Vec<f32> { (0..m * f).map(|i| at.stored(of(i))).collect() };
+    let each =
+        |of: &dyn Fn(usize) -> f32| -> Vec<f32> { (0..m * f).map(|i| at.stored(of(i))).collect() };
     let hidden = each(&|i| g[i] * s[i] * u[i]);
     let dh = at.stored_product(dy, down, [m, d, f], [false, true]);
     let dg = each(&|i| dh[i] * u[i] * s[i] * (1.0 + g[i] * (1.0 - s[i])));

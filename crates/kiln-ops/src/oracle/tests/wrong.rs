@@ -94,14 +94,10 @@ fn a_product_that_lost_a_step_a_tile_or_a_term() {
     let (a, b) = (random.normal(m * k, 0.1, 1.0, BF16), random.normal(k * n, 0.1, 1.0, BF16));
     let rounding = Rounding { products: Products::TensorCores, ..Rounding::fused(BF16) };
     let expected = matmul::forward(&rounding.numbers(&a), &rounding.numbers(&b), [1, m, k, n], 1.0);
-    let machine = Machine {
-        tensor_cores: Some((16, 2)),
-        ..Machine::new(BF16, Order::Sequential)
-    };
+    let machine = Machine { tensor_cores: Some((16, 2)), ..Machine::new(BF16, Order::Sequential) };
     let sums = machine.product(&f32s(&a), &f32s(&b), [m, k, n], [false; 2]);
-    let stored = |sums: &[f32]| -> Vec<f64> {
-        sums.iter().map(|x| f64::from(machine.stored(*x))).collect()
-    };
+    let stored =
+        |sums: &[f32]| -> Vec<f64> { sums.iter().map(|x| f64::from(machine.stored(*x))).collect() };
     right(&stored(&sums), &expected, n, "a product");
 
     // One step of 16 of K, in one tile of 8 by 8.
@@ -225,12 +221,19 @@ fn gradients_through_logits_that_lost_a_chunk() {
     // The gradient of the weight without rows 128 to 255.
     let lost = targets.iter().enumerate().filter(|(row, _)| !(128..256).contains(row));
     let rows: Vec<usize> = lost.map(|(row, _)| row).collect();
-    let x: Vec<f32> = rows.iter().flat_map(|row| inputs.0[row * d..(row + 1) * d].to_vec()).collect();
+    let x: Vec<f32> =
+        rows.iter().flat_map(|row| inputs.0[row * d..(row + 1) * d].to_vec()).collect();
     let targets: Vec<i64> = rows.iter().map(|row| targets[*row]).collect();
     let sizes = [rows.len(), d, v];
     let share = rows.len() as f32 / m as f32;
     let [_, lost] = operators::linear_cross_entropy(
-        &machine, &x, &inputs.1, &targets, sizes, 640.0 * share, 128,
+        &machine,
+        &x,
+        &inputs.1,
+        &targets,
+        sizes,
+        640.0 * share,
+        128,
     );
     let verdict = convicted(&f64s(&lost), &expected_dw, v, "dw without a chunk");
     assert!(verdict.wrong > 0, "no element of it");
