@@ -3,13 +3,14 @@
 use super::machine::Machine;
 use crate::attention::oracle::Dims;
 
-/// y, dx and dw of rms_norm; rounded where kernels do.
+/// y, dx and dw of rms_norm; rounded where kernels do. `dsum` is added to dx.
 pub(super) fn rms_norm(
     at: &Machine,
     x: &[f32],
     weight: &[f32],
     eps: f32,
     dy: &[f32],
+    dsum: Option<&[f32]>,
 ) -> [Vec<f32>; 3] {
     let width = weight.len();
     let (mut y, mut dx, mut scales) = (vec![], vec![], vec![]);
@@ -19,7 +20,11 @@ pub(super) fn rms_norm(
         let dots: Vec<f32> = (0..width).map(|i| x[i] * dy[i] * weight[i]).collect();
         let back = r * r * r * at.sum(&dots) / width as f32;
         y.extend((0..width).map(|i| at.stored(x[i] * r * weight[i])));
-        dx.extend((0..width).map(|i| at.stored(r * weight[i] * dy[i] - back * x[i])));
+        let first = dx.len();
+        dx.extend((0..width).map(|i| {
+            let norm = r * weight[i] * dy[i] - back * x[i];
+            at.stored(dsum.map_or(norm, |dsum| at.between(norm) + dsum[first + i]))
+        }));
         scales.push(r);
     }
     let column = |i: usize| {
@@ -30,8 +35,8 @@ pub(super) fn rms_norm(
     [y, dx, (0..width).map(column).collect()]
 }
 
-/// The log-sum-exp of a row, as a kernel that reads it once.
-fn log_sum_exp(at: &Machine, row: &[f32]) -> f32 {
+/// The largest logit of a row and the logarithm of the sum relative to it, as a kernel that reads it once.
+fn log_sum_exp(at: &Machine, row: &[f32]) -> (f32, f32) {
     let (mut largest, mut terms) = (f32::MIN, Vec::with_capacity(row.len()));
     for group in row.chunks(64) {
         let peak = group.iter().fold(f32::MIN, |a, b| a.max(*b));
@@ -42,7 +47,7 @@ fn log_sum_exp(at: &Machine, row: &[f32]) -> f32 {
         }
         terms.push(at.sum(&group.iter().map(|x| at.exp(x - largest)).collect::<Vec<f32>>()));
     }
-    largest + at.sum(&terms).ln()
+    (largest, at.sum(&terms).ln())
 }
 
 /// The gradient of the logits of cross_entropy for a cotangent of `factor` times the targets, before it is
@@ -56,13 +61,24 @@ pub(super) fn cross_entropy_gradient(
 ) -> Vec<f32> {
     let mut gradient = vec![];
     for (row, target) in logits.chunks_exact(classes).zip(targets) {
-        let lse = log_sum_exp(at, row);
+        let (largest, log) = log_sum_exp(at, row);
+        let lse = largest + log;
         gradient.extend(row.iter().enumerate().map(|(class, x)| {
             let p = at.exp(x - lse) * factor;
             if class as i64 == *target { p - factor } else { p }
         }));
     }
     gradient
+}
+
+/// The mean loss of cross_entropy.
+pub(super) fn cross_entropy(at: &Machine, logits: &[f32], targets: &[i64], classes: usize) -> f32 {
+    let rows = logits.chunks_exact(classes).zip(targets);
+    let losses = rows.map(|(row, target)| {
+        let (largest, log) = log_sum_exp(at, row);
+        log - (row[*target as usize] - largest)
+    });
+    at.sum(&losses.collect::<Vec<f32>>()) / targets.len() as f32
 }
 
 /// y, dq, dk, dv of attention with one head of keys for each of queries, in plain operations: scores,

@@ -2,6 +2,7 @@
 
 use super::machine::{Machine, ORDERS, Order, f32s, f64s};
 use super::{Random, operators, right};
+use crate::add_rms_norm::oracle as add_rms_norm;
 use crate::attention::oracle::{self as attention, Dims};
 use crate::cross_entropy::{CrossEntropyOptions, oracle as cross_entropy};
 use crate::linear_cross_entropy::oracle as linear_cross_entropy;
@@ -44,7 +45,8 @@ fn sums_of_a_row() {
             let weight = random.normal(width, 1.0, 1.0, format);
             let dy = random.normal(rows * width, 0.1, 1.0, format);
             let machine = Machine::new(format, order);
-            let found = operators::rms_norm(&machine, &f32s(&x), &f32s(&weight), 1e-5, &f32s(&dy));
+            let found =
+                operators::rms_norm(&machine, &f32s(&x), &f32s(&weight), 1e-5, &f32s(&dy), None);
             let of = |x: &[f64]| Rounding::fused(format).numbers(x);
             let (x, weight, dy) = (of(&x), of(&weight), of(&dy));
             let (dx, dw) = rms_norm::backward(&x, &weight, 1e-5, &dy);
@@ -56,6 +58,48 @@ fn sums_of_a_row() {
         }
         let least = if format == Format::F32 { [0.04, 0.02] } else { [0.9, 0.3] };
         ratios.at_least(least, &format!("rms_norm in {format:?}"));
+    }
+}
+
+#[test]
+fn sums_that_are_stored_before_they_are_normalised() {
+    for format in FORMATS {
+        for path in [Path::Fused, Path::Reference] {
+            let mut ratios = Ratios::default();
+            for seed in 0..60 {
+                let [rows, width] = [[9, 1], [5, 2], [33, 31], [7, 400]][seed % 4];
+                let mut random = Random::new(700 + seed as u64);
+                let x = random.normal(rows * width, 0.3, 1.0, format);
+                let residual = random.normal(rows * width, -0.1, 1.0, format);
+                let weight = random.normal(width, 1.0, 1.0, format);
+                let dsum = random.normal(rows * width, 0.1, 1.0, format);
+                let dy = random.normal(rows * width, 0.1, 1.0, format);
+                let stores_all = path == Path::Reference;
+                let machine = Machine { stores_all, ..Machine::new(format, ORDERS[seed % 3]) };
+                let (a, b) = (f32s(&x), f32s(&residual));
+                let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| machine.stored(a + b)).collect();
+                let [w, dy_, dsum_] = [&weight, &dy, &dsum].map(|x| f32s(x));
+                let [y, dx, dw] = operators::rms_norm(&machine, &sum, &w, 1e-5, &dy_, Some(&dsum_));
+                let rounding = Rounding { path, ..Rounding::fused(format) };
+                let of = |x: &[f64]| rounding.numbers(x);
+                let (x, residual, weight) = (of(&x), of(&residual), of(&weight));
+                let (expected_sum, expected_y) =
+                    add_rms_norm::forward(&x, &residual, &weight, 1e-5);
+                let (expected_dx, expected_dw) =
+                    add_rms_norm::backward(&x, &residual, &weight, 1e-5, &of(&dsum), &of(&dy));
+                let what = format!("{format:?}, {path:?}, {rows}×{width}, seed {seed}");
+                for (found, expected, name) in [
+                    (sum, expected_sum, "sum"),
+                    (y, expected_y, "y"),
+                    (dx, expected_dx, "dx"),
+                    (dw, expected_dw, "dw"),
+                ] {
+                    ratios.take(&found, &expected, width, &format!("{name}, {what}"));
+                }
+            }
+            let least = if format == Format::F32 { [0.1, 0.1] } else { [0.9, 0.3] };
+            ratios.at_least(least, &format!("add_rms_norm in {format:?} by {path:?}"));
+        }
     }
 }
 
@@ -137,6 +181,29 @@ fn a_softmax_of_50257_classes() {
         }
         let least = if format == Format::F32 { [0.02, 0.0] } else { [0.9, 0.05] };
         ratios.at_least(least, &format!("softmax in {format:?}"));
+    }
+}
+
+#[test]
+fn losses_of_one_class_and_of_many() {
+    for format in FORMATS {
+        let mut ratios = Ratios::default();
+        for seed in 0..60 {
+            let [rows, classes] = [[4, 1], [1, 2], [13, 7], [33, 257], [2, 20_000]][seed % 5];
+            let mut random = Random::new(800 + seed as u64);
+            // Far from zero too: the largest logit is subtracted.
+            let mean = if seed % 2 == 0 { 0.5 } else { 90.0 };
+            let logits = random.normal(rows * classes, mean, 1.0, format);
+            let targets: Vec<i64> = (0..rows).map(|_| random.below(classes) as i64).collect();
+            let machine = Machine::new(format, ORDERS[seed % 4]);
+            let loss = operators::cross_entropy(&machine, &f32s(&logits), &targets, classes);
+            let options = CrossEntropyOptions::default();
+            let logits = Rounding::fused(format).numbers(&logits);
+            let expected = cross_entropy::forward(&logits, &targets, classes, &options);
+            let what = format!("{format:?}, {rows}×{classes}, seed {seed}");
+            ratios.take(&[loss], &[expected], 1, &what);
+        }
+        ratios.at_least([0.02, 0.02], &format!("losses in {format:?}"));
     }
 }
 

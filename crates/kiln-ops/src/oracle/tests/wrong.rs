@@ -135,7 +135,8 @@ fn a_weight_gradient_that_lost_a_row() {
     let weight = random.normal(width, 1.0, 1.0, BF16);
     let dy = random.normal(rows * width, 0.1, 1.0, BF16);
     let machine = Machine::new(BF16, Order::Units(8));
-    let [y, dx, dw] = operators::rms_norm(&machine, &f32s(&x), &f32s(&weight), 1e-5, &f32s(&dy));
+    let [y, dx, dw] =
+        operators::rms_norm(&machine, &f32s(&x), &f32s(&weight), 1e-5, &f32s(&dy), None);
     let of = |x: &[f64]| Rounding::fused(BF16).numbers(x);
     let (x_, w_, dy_) = (of(&x), of(&weight), of(&dy));
     let (expected_dx, expected_dw) = rms_norm::backward(&x_, &w_, 1e-5, &dy_);
@@ -144,7 +145,7 @@ fn a_weight_gradient_that_lost_a_row() {
     two_percent(&dw, &expected_dw, width, BF16, "dw of rms_norm");
     let less = (rows - 1) * width;
     let (x, dy) = (f32s(&x[..less]), f32s(&dy[..less]));
-    let [_, _, lost] = operators::rms_norm(&machine, &x, &f32s(&weight), 1e-5, &dy);
+    let [_, _, lost] = operators::rms_norm(&machine, &x, &f32s(&weight), 1e-5, &dy, None);
     let verdict = convicted(&f64s(&lost), &expected_dw, width, "dw without its last row");
     assert!(verdict.wrong > width / 2, "{} of {width} wrong", verdict.wrong);
 }
