@@ -10,7 +10,7 @@ TRAIN = [(768, 768), (768, 2304), (768, 4096), (2048, 768), (768, 50304)]
 DECODING = [(m, 8192, 8192) for m in (1, 8, 16, 64)]
 # By which operands are stored transposed: the product, decoding with a transposed weight and dX, dW.
 THIN = {
-    (False, False): DECODING + [(16384, 8192, 24), (16384, 8192, 80)],
+    (False, False): DECODING + [(8192, 8192, 64), (16384, 8192, 24), (16384, 8192, 80)],
     (False, True): DECODING + [(16384, 24, 8192), (16384, 80, 8192)],
     (True, False): [(8192, 16384, 24), (8192, 16384, 80)],
 }

@@ -1,25 +1,38 @@
 //! Tensors on the host in float64, and their way to a device and back.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_ops::oracle::{Bounded, Number, Rounding};
 use rand::{Rng, RngExt};
 
 /// A tensor on the host.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HostTensor {
+pub struct HostTensor<N = f64> {
     /// Shape.
     pub shape: Vec<usize>,
     /// Row-major numbers; integers are exact.
-    pub values: Vec<f64>,
+    pub values: Vec<N>,
 }
 
-impl HostTensor {
+/// A tensor of an oracle: what a result should be, and how far it may be off.
+pub type BoundedTensor = HostTensor<Bounded>;
+
+impl<N> HostTensor<N> {
     /// From a shape and its numbers.
-    pub fn new(shape: impl Into<Vec<usize>>, values: Vec<f64>) -> Self {
+    pub fn new(shape: impl Into<Vec<usize>>, values: Vec<N>) -> Self {
         let shape = shape.into();
         debug_assert_eq!(shape.iter().product::<usize>(), values.len());
         Self { shape, values }
     }
+}
 
+impl<N: Number> HostTensor<N> {
+    /// The numbers as integers.
+    pub fn integers(&self) -> Vec<i64> {
+        self.values.iter().map(|v| v.value() as i64).collect()
+    }
+}
+
+impl HostTensor {
     /// Normal numbers around `mean`.
     pub fn normal(shape: &[usize], mean: f64, rng: &mut impl Rng) -> Self {
         let n = shape.iter().product();
@@ -28,9 +41,15 @@ impl HostTensor {
         Self::new(shape, values)
     }
 
-    /// The numbers as integers.
-    pub fn integers(&self) -> Vec<i64> {
-        self.values.iter().map(|v| *v as i64).collect()
+    /// As an input of an oracle.
+    pub fn bounded(&self, rounding: Rounding) -> BoundedTensor {
+        BoundedTensor::new(self.shape.as_slice(), rounding.numbers(&self.values))
+    }
+
+    /// As an input of an oracle that is only asked for values.
+    pub fn exact(&self) -> BoundedTensor {
+        let values = self.values.iter().map(|value| Bounded::exact(*value)).collect();
+        BoundedTensor::new(self.shape.as_slice(), values)
     }
 
     /// As `dtype` holds it.

@@ -2,10 +2,11 @@
 
 use crate::attributes::Attributes;
 use crate::gate::{self, Data};
-use crate::host::{HostTensor, Layout};
+use crate::host::{BoundedTensor, HostTensor, Layout};
 use crate::registry::{Holds, Operator, Spec, all};
 use burn::tensor::{DType, TensorData};
 use kiln_ops::device::Opened;
+use kiln_ops::oracle::Number;
 use kiln_ops::policy::{self, Implementation};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::{BTreeMap, HashMap};
@@ -106,7 +107,7 @@ pub fn run(request: &Request) -> Result<(), String> {
     let placeholders = spec.outputs.iter().map(|output| {
         let shape = spec.output_shape(output, &dims);
         let n = shape.iter().product();
-        HostTensor::new(shape, vec![0.0; n])
+        BoundedTensor::new(shape, vec![Number::exact(0.0); n])
     });
     let data =
         Data { inputs, attributes, cotangents, outputs: placeholders.collect(), gradients: vec![] };

@@ -1,7 +1,7 @@
 //! What an operator is to this crate: data and a few functions.
 
 use crate::attributes::{Attribute, Attributes};
-use crate::host::{HostTensor, Input};
+use crate::host::{BoundedTensor, Input};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
 use std::collections::BTreeMap;
@@ -61,11 +61,6 @@ pub struct Spec {
     pub differentiable: bool,
     /// Whether it has a fused kernel.
     pub kernel: bool,
-    /// Roundings to the element type on the longest way to an output and to a gradient: what the
-    /// gate allows.
-    pub roundings: (u32, u32),
-    /// Whether f32 outputs come after a rounding to the element type (a product's).
-    pub rounds_inside: bool,
 }
 
 /// A call on tensors of a device.
@@ -108,7 +103,7 @@ impl Call<'_> {
 #[derive(Debug)]
 pub struct HostCall<'a> {
     /// Inputs in the order of the spec.
-    pub inputs: &'a [HostTensor],
+    pub inputs: &'a [BoundedTensor],
     /// Attributes.
     pub attributes: &'a Attributes,
 }
@@ -212,11 +207,15 @@ pub trait Operator: Sync {
         None
     }
 
-    /// The outputs in float64.
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor>;
+    /// The outputs in float64, and how far an implementation may be off.
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor>;
 
-    /// The gradients in float64, one for each float input, for one cotangent for each output.
-    fn oracle_backward(&self, call: &HostCall<'_>, cotangents: &[HostTensor]) -> Vec<HostTensor>;
+    /// The same of the gradients, one for each float input, for one cotangent for each output.
+    fn oracle_backward(
+        &self,
+        call: &HostCall<'_>,
+        cotangents: &[BoundedTensor],
+    ) -> Vec<BoundedTensor>;
 
     /// Whether it is made of tile products, which come in families: the gate runs them all.
     fn tiled(&self) -> bool {

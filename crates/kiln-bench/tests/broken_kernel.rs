@@ -12,10 +12,11 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous};
 use cubecl::prelude::*;
 use kiln_bench::gate::{self, Check, Options, Report};
-use kiln_bench::host::HostTensor;
+use kiln_bench::host::BoundedTensor;
 use kiln_bench::registry::{
     Call, Case, Holds, HostCall, InputSpec, Operator, OutputSpec, Scale, Spec, Work,
 };
+use kiln_ops::oracle::Number;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::{OpError, launch};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -122,8 +123,6 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["M", "N"], f32: false }],
     differentiable: false,
     kernel: true,
-    roundings: (1, 1),
-    rounds_inside: false,
 };
 
 impl Operator for Affine {
@@ -149,13 +148,13 @@ impl Operator for Affine {
         Ok(vec![y.flatten(0, 1)])
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let x = &call.inputs[0];
-        let y = x.values.iter().map(|x| 2.0 * x + 1.0).collect();
-        vec![HostTensor::new(x.shape.clone(), y)]
+        let y = x.values.iter().map(|x| (*x * 2.0 + 1.0).stored()).collect();
+        vec![BoundedTensor::new(x.shape.clone(), y)]
     }
 
-    fn oracle_backward(&self, _: &HostCall<'_>, _: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, _: &HostCall<'_>, _: &[BoundedTensor]) -> Vec<BoundedTensor> {
         vec![]
     }
 

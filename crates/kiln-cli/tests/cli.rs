@@ -203,9 +203,11 @@ fn verify_writes_every_check_and_says_nothing_about_displays() {
             assert!(report["cases"].as_u64().unwrap() > 1, "{report}");
             let checks = report["checks"].as_array().unwrap();
             let check = |name: &str| checks.iter().find(|c| c["check"] == name).unwrap();
-            assert_eq!(checks.len(), 7);
+            assert_eq!(checks.len(), 8);
             assert_eq!(check("forward")["outcome"], "passed");
-            assert!(check("gradients")["worst"].as_f64().unwrap() > 0.0, "{report}");
+            let worst = check("gradients")["worst"].as_f64().unwrap();
+            assert!(worst > 0.0 && worst <= 1.0, "{report}");
+            assert!(check("bias")["at"].as_str().unwrap().contains("of "), "{report}");
             assert!(check("repeat")["runs"].as_u64().unwrap() > 1, "{report}");
             let guards = if device == "cpu" { "not_applicable" } else { "passed" };
             assert_eq!(check("guards")["outcome"], guards);

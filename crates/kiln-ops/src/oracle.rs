@@ -1,8 +1,25 @@
-//! Float64 oracles of all operators: the formulas with plain loops, knowing nothing of the kernels,
-//! and how a result is compared with them.
+//! Oracles of all operators: the formulas with plain loops in float64, knowing nothing of the kernels but
+//! where results are rounded, and how a result is compared with them.
 //!
-//! Tensors are row-major slices of `f64`. A backward takes the inputs and the cotangents and
-//! returns the gradients in the order of the inputs.
+//! Tensors are row-major slices of [`Number`]s: of `f64`, or of [`Bounded`] ones, which
+//! [`Rounding::numbers`] makes of inputs and which carry how far an implementation may be off. A backward
+//! takes the inputs and the cotangents and returns the gradients in the order of the inputs.
+
+mod bounded;
+mod compare;
+mod format;
+mod functions;
+mod number;
+mod rounding;
+mod sums;
+#[cfg(test)]
+mod tests;
+
+pub use bounded::{Bounded, Errors, LAMBDA};
+pub use compare::{Comparison, Place, Worst, compare};
+pub use format::Format;
+pub use number::Number;
+pub use rounding::{Path, Products, Rounding};
 
 pub use crate::add_rms_norm::oracle as add_rms_norm;
 pub use crate::attention::oracle as attention;
@@ -57,11 +74,7 @@ pub fn distance(out: &[f64], reference: &[f64]) -> Distance {
 
 /// Half the distance from 1 to the next number: the largest relative error of one rounding.
 pub fn unit_roundoff(dtype: DType) -> f64 {
-    match dtype {
-        DType::BF16 => 2f64.powi(-8),
-        DType::F16 => 2f64.powi(-11),
-        _ => 2f64.powi(-24),
-    }
+    Format::from(dtype).unit()
 }
 
 impl Distance {
@@ -80,30 +93,31 @@ impl Distance {
 const F32_NOISE: f64 = 4e-6;
 
 /// C = op(A) · op(B) for row-major A and B; `[m, k] · [k, n]` after the transposes.
-pub(crate) fn product(
-    a: &[f64],
-    b: &[f64],
+pub(crate) fn product<N: Number>(
+    a: &[N],
+    b: &[N],
     m: usize,
     k: usize,
     n: usize,
     ta: bool,
     tb: bool,
-) -> Vec<f64> {
-    let mut c = vec![0.0; m * n];
-    for i in 0..m {
-        for x in 0..k {
-            let left = if ta { a[x * m + i] } else { a[i * k + x] };
-            for j in 0..n {
-                let right = if tb { b[j * k + x] } else { b[x * n + j] };
-                c[i * n + j] += left * right;
-            }
+) -> Vec<N> {
+    N::product(a, b, [m, k, n], [ta, tb])
+}
+
+impl From<DType> for Format {
+    /// That of the element type; anything wider is compared as f32.
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::BF16 => Self::Bf16,
+            DType::F16 => Self::F16,
+            _ => Self::F32,
         }
     }
-    c
 }
 
 #[cfg(test)]
-mod tests {
+mod distance_tests {
     use super::*;
 
     #[test]

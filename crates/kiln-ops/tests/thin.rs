@@ -133,32 +133,49 @@ fn long_sums_are_cut_into_parts_and_added_to() {
 
 #[test]
 fn tiles_for_a_whole_device() {
-    // On Hopper more than 32 columns beside a long side go through wgmma, turned where M is thin.
+    // On Hopper more than 32 columns go through wgmma where there are tiles enough, turned if M is thin.
     for device in devices() {
-        let (large, k) = if kiln_ops::device::is_cuda(&device) { (8712, 520) } else { (328, 136) };
-        for (dtype, thin) in dtypes(&device).into_iter().zip([40, 64, 80]) {
-            for size @ [m, k, n] in sides(large, k, thin) {
-                for turned in ORDERS {
-                    let what = format!("{size:?}, {turned:?} on {device:?}");
-                    let (a, a_held) =
-                        stored(&numbers(m * k, 1, 0.1), [1, m, k], turned[0], dtype, &device);
-                    let (b, b_held) =
-                        stored(&numbers(k * n, 2, 0.1), [1, k, n], turned[1], dtype, &device);
-                    let product = oracle::forward(&a_held, &b_held, [1, m, k, n], 0.5);
-                    poison(m * n, dtype, &device);
-                    let plain = MatmulOptions { alpha: 0.5, ..PLAIN };
-                    let y = values(&matmul(a.clone(), b.clone(), plain).unwrap());
-                    assert_near(&y, &product, dtype, 1, &what);
-                    let (c, c_held) = tensor(&numbers(n, 3, 0.1), [1, 1, n], dtype, &device);
-                    let expected: Vec<f64> =
-                        (0..m * n).map(|i| product[i] - 2.0 * c_held[i % n]).collect();
-                    let options = MatmulOptions { beta: -2.0, dtype: Some(DType::F32), ..plain };
-                    poison(m * n, DType::F32, &device);
-                    let y = values(&matmul_add(a, b, c, options).unwrap());
-                    assert_near(&y, &expected, DType::F32, 1, &format!("added to, {what}"));
+        let z = if kiln_ops::device::is_cuda(&device) { 20 } else { 2 };
+        // Whole vectors; and nothing whole, whose lines are copied and whose results are padded.
+        for (thin, large, k) in [(64, 328, 328), (40, 328, 320), (77, 333, 331)] {
+            for dtype in dtypes(&device) {
+                for [m, k, n] in sides(large, k, thin) {
+                    whole_device([z, m, k, n], dtype, &device);
                 }
             }
         }
+    }
+}
+
+/// A stack of products in all storage orders, plain and added to in f32.
+fn whole_device([z, m, k, n]: [usize; 4], dtype: DType, device: &Device) {
+    let (a, b) = (numbers(z * m * k, 1, 0.1), numbers(z * k * n, 2, 0.1));
+    let held = |values, sizes| stored(values, sizes, false, dtype, device).1;
+    let (a_held, b_held) = (held(&a, [z, m, k]), held(&b, [z, k, n]));
+    let product = oracle::forward(&a_held, &b_held, [z, m, k, n], 0.5);
+    let plain = MatmulOptions { alpha: 0.5, ..PLAIN };
+    for (i, turned) in ORDERS.into_iter().enumerate() {
+        let what = format!("{z}×{:?}, {turned:?} on {device:?}", [m, k, n]);
+        let a = stored(&a, [z, m, k], turned[0], dtype, device).0;
+        let b = stored(&b, [z, k, n], turned[1], dtype, device).0;
+        poison(z * m * n, dtype, device);
+        let y = values(&matmul(a.clone(), b.clone(), plain).unwrap());
+        assert_near(&y, &product, dtype, 1, &what);
+
+        let c_shape @ [c_z, rows, cols] = [[1, 1, n], [1, m, 1], [z, m, n], [1, m, n]][i];
+        let c = numbers(c_z * rows * cols, 3, 0.1);
+        let (c, c_held) = tensor(&c, c_shape, DType::F32, device);
+        let at = |i: usize| {
+            let (z, row, col) = (i / (m * n), i / n % m, i % n);
+            (z.min(c_z - 1) * rows + row.min(rows - 1)) * cols + col.min(cols - 1)
+        };
+        let beta = if i == 2 { 1.0 } else { -2.0 };
+        let expected: Vec<f64> =
+            (0..z * m * n).map(|i| product[i] + beta * c_held[at(i)]).collect();
+        poison(z * m * n, DType::F32, device);
+        let options = MatmulOptions { beta, dtype: Some(DType::F32), ..plain };
+        let y = values(&matmul_add(a, b, c, options).unwrap());
+        assert_near(&y, &expected, DType::F32, 1, &format!("{c_shape:?} added, {what}"));
     }
 }
 

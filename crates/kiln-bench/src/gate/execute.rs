@@ -2,19 +2,13 @@
 
 use super::Check;
 use crate::attributes::Attributes;
-use crate::host::{self, HostTensor, Input, Layout};
+use crate::host::{self, BoundedTensor, HostTensor, Input, Layout};
 use crate::registry::{Call, Case, Holds, HostCall, Operator};
 use burn::tensor::{DType, Device, Tensor};
-use kiln_ops::oracle;
+use kiln_ops::oracle::Rounding;
 use kiln_ops::policy::{self, Implementation};
 use rand::{Rng, RngExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Draws of data at most, the least sensitive of which is taken.
-const DRAWS: usize = 32;
-/// Moves of the inputs, and the roundings of a result that are few enough.
-const MOVES: usize = 8;
-const ROUNDINGS: f64 = 2.0;
 
 /// Inputs, cotangents, and what the oracle makes of them.
 #[derive(Debug, Clone)]
@@ -26,14 +20,13 @@ pub struct Data {
     /// Cotangents of the outputs; none if there is no backward.
     pub cotangents: Vec<HostTensor>,
     /// Outputs of the oracle.
-    pub outputs: Vec<HostTensor>,
+    pub outputs: Vec<BoundedTensor>,
     /// Gradients of the oracle, one for each float input.
-    pub gradients: Vec<HostTensor>,
+    pub gradients: Vec<BoundedTensor>,
 }
 
 impl Data {
-    /// Random data for a case, on which no small result is all cancellation: an error relative to such a
-    /// result says nothing.
+    /// Random data for a case, and what results of an implementation that rounds like this should be.
     ///
     /// # Errors
     ///
@@ -42,27 +35,7 @@ impl Data {
         op: &dyn Operator,
         case: &Case,
         dtype: DType,
-        rng: &mut impl Rng,
-    ) -> Result<Self, String> {
-        let mut best = Self::draw(op, case, dtype, rng)?;
-        let mut least = best.sensitivity(op, dtype, rng);
-        for _ in 1..DRAWS {
-            if least <= ROUNDINGS {
-                break;
-            }
-            let data = Self::draw(op, case, dtype, rng)?;
-            let sensitivity = data.sensitivity(op, dtype, rng);
-            if sensitivity < least {
-                (best, least) = (data, sensitivity);
-            }
-        }
-        Ok(best)
-    }
-
-    fn draw(
-        op: &dyn Operator,
-        case: &Case,
-        dtype: DType,
+        rounding: Rounding,
         rng: &mut impl Rng,
     ) -> Result<Self, String> {
         let spec = op.spec();
@@ -91,7 +64,11 @@ impl Data {
                 }
             })
             .collect();
-        let call = HostCall { inputs: &inputs, attributes: &attributes };
+        let bounded = |tensors: &[HostTensor]| -> Vec<BoundedTensor> {
+            tensors.iter().map(|tensor| tensor.bounded(rounding)).collect()
+        };
+        let exact = bounded(&inputs);
+        let call = HostCall { inputs: &exact, attributes: &attributes };
         let outputs = op.oracle(&call);
         let mut cotangents = vec![];
         let mut gradients = vec![];
@@ -106,59 +83,13 @@ impl Data {
                 }
                 cotangents.push(cotangent.rounded(dtype));
             }
-            gradients = op.oracle_backward(&call, &cotangents);
+            gradients = op.oracle_backward(&call, &bounded(&cotangents));
         }
         Ok(Self { inputs, attributes, cotangents, outputs, gradients })
     }
 
-    /// By how many roundings a rounding of every input moves a small result: by the oracle, on inputs that
-    /// are moved that far up or down. Large ones move little, in the norm. Results near the end of f16 count
-    /// as moved too.
-    fn sensitivity(&self, op: &dyn Operator, dtype: DType, rng: &mut impl Rng) -> f64 {
-        let elements = |t: &HostTensor| t.values.len();
-        let inputs: usize = self.inputs.iter().map(elements).sum();
-        if inputs > 1 << 16 || self.all().map(elements).min().is_none_or(|least| least > 64) {
-            return 0.0;
-        }
-        let (spec, unit) = (op.spec(), oracle::unit_roundoff(dtype));
-        let mut most = 0.0f64;
-        if dtype == DType::F16 {
-            // What is small has lost bits on the way: below 2⁻¹⁴ each step down loses one.
-            let mean =
-                |t: &HostTensor| t.values.iter().map(|v| v.abs()).sum::<f64>() / elements(t) as f64;
-            let least = self.all().map(mean).filter(|mean| *mean > 0.0).reduce(f64::min);
-            most = least.map_or(0.0, |least| 2f64.powi(-10) / least);
-        }
-        for _ in 0..MOVES {
-            let mut moved = |tensor: &HostTensor, f32: bool| {
-                let unit = oracle::unit_roundoff(if f32 { DType::F32 } else { dtype });
-                let values = tensor.values.iter();
-                let by = |v: &f64| v * (1.0 + if rng.random_bool(0.5) { unit } else { -unit });
-                HostTensor::new(tensor.shape.as_slice(), values.map(by).collect())
-            };
-            let inputs: Vec<_> = (self.inputs.iter().zip(spec.inputs))
-                .map(|(tensor, input)| match input.holds {
-                    Holds::Classes(_) => tensor.clone(),
-                    holds => moved(tensor, holds == Holds::F32),
-                })
-                .collect();
-            let cotangents: Vec<_> = (self.cotangents.iter().zip(spec.outputs))
-                .map(|(tensor, output)| moved(tensor, output.f32))
-                .collect();
-            let call = HostCall { inputs: &inputs, attributes: &self.attributes };
-            let mut results = op.oracle(&call);
-            if spec.differentiable {
-                results.extend(op.oracle_backward(&call, &cotangents));
-            }
-            for (here, there) in self.all().zip(&results) {
-                most = most.max(oracle::distance(&there.values, &here.values).relative / unit);
-            }
-        }
-        most
-    }
-
     /// Outputs, then gradients.
-    pub fn all(&self) -> impl Iterator<Item = &HostTensor> {
+    pub fn all(&self) -> impl Iterator<Item = &BoundedTensor> {
         self.outputs.iter().chain(&self.gradients)
     }
 }

@@ -3,7 +3,8 @@
 //! For each element type of the device, each case of the registry, some random ones, and rows both
 //! as allocated and cut out of wider ones:
 //!
-//! * outputs and every gradient against the float64 oracle;
+//! * every element of outputs and gradients against the float64 oracle, within its bound;
+//! * their rows and columns for errors that do not average out;
 //! * the oracle's own gradients against finite differences;
 //! * every element of every kernel output written, and nothing outside it (an audit hands the
 //!   kernels poisoned outputs between guard bands);
@@ -20,10 +21,10 @@ pub use execute::{Data, Run, execute, poison};
 pub use report::{Check, Checked, Outcome, Report};
 
 use crate::host::Layout;
-use crate::registry::{Case, Holds, Operator};
+use crate::registry::{Case, Operator};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
-use kiln_ops::oracle::distance;
+use kiln_ops::oracle::{Comparison, Format, Path, Products, Rounding, compare};
 use kiln_ops::policy::Implementation;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -160,7 +161,8 @@ struct Gate<'a> {
 impl Gate<'_> {
     fn case(&mut self, case: &Case, layout: Layout) {
         let what = format!("{case}{layout}");
-        let data = match Data::random(self.op, case, self.dtype, &mut self.rng) {
+        let rounding = self.rounding(self.implementation);
+        let data = match Data::random(self.op, case, self.dtype, rounding, &mut self.rng) {
             Ok(data) => data,
             Err(error) => return self.report.fail(Check::Forward, &what, error),
         };
@@ -171,8 +173,8 @@ impl Gate<'_> {
             || on_family(family, || execute(op, &data, dtype, layout, device, implementation));
 
         let (first, findings) = execute::audited(run);
-        self.report.ran(Check::Written, None);
-        self.report.ran(Check::Guards, None);
+        self.report.ran(Check::Written);
+        self.report.ran(Check::Guards);
         for (check, error) in findings {
             self.report.fail(check, &what, error);
         }
@@ -182,7 +184,7 @@ impl Gate<'_> {
         let again = run();
         self.compare(&data, again.as_ref(), &format!("{what}, freed memory poisoned"));
         if let (Ok(first), Ok(again)) = (first, again) {
-            self.report.ran(Check::Repeat, None);
+            self.report.ran(Check::Repeat);
             if !first.same_bits(&again) {
                 let error = "two runs on the same data differ".into();
                 self.report.fail(Check::Repeat, &what, error);
@@ -200,9 +202,9 @@ impl Gate<'_> {
             [[self.implementation, other, self.implementation], [other, self.implementation, other]]
         {
             for (turn, implementation) in order.into_iter().enumerate() {
-                let Ok(data) = Data::random(self.op, case, self.dtype, &mut self.rng) else {
-                    return;
-                };
+                let rounding = self.rounding(implementation);
+                let data = Data::random(self.op, case, self.dtype, rounding, &mut self.rng);
+                let Ok(data) = data else { return };
                 let run = on_family(self.family, || {
                     execute(
                         self.op,
@@ -217,12 +219,8 @@ impl Gate<'_> {
                 match run {
                     Err(error) => self.report.fail(Check::Order, &what, error),
                     Ok(run) => {
-                        let worst = distances(&data, &run).map(|(_, relative)| relative);
-                        self.report.ran(Check::Order, worst.reduce(f64::max));
-                        let unit = self.unit(implementation);
-                        for (_, error) in self.errors(&data, &run, unit) {
-                            self.report.fail(Check::Order, &what, error);
-                        }
+                        self.report.ran(Check::Order);
+                        self.take(&data, &run, &what, |_| [Check::Order; 2]);
                     }
                 }
             }
@@ -230,11 +228,11 @@ impl Gate<'_> {
     }
 
     fn finite_differences(&mut self, case: &Case) {
-        if !self.op.spec().differentiable {
+        if !self.op.spec().differentiable || self.family.is_some() {
             return;
         }
         for case in self.op.cases().iter().filter(|c| finite::small(c)).chain([case]).take(3) {
-            self.report.ran(Check::FiniteDifferences, None);
+            self.report.ran(Check::FiniteDifferences);
             if let Err(error) = finite::check(self.op, case, &mut self.rng) {
                 self.report.fail(Check::FiniteDifferences, &case.to_string(), error);
             }
@@ -247,66 +245,66 @@ impl Gate<'_> {
             Err(error) => return self.report.fail(Check::Forward, what, error.clone()),
         };
         let outputs = run.outputs.len();
-        let check = |i: usize| if i < outputs { Check::Forward } else { Check::Gradients };
-        for kind in [Check::Forward, Check::Gradients] {
-            let worst = distances(data, run).filter(|(i, _)| check(*i) == kind);
-            if let Some(worst) = worst.map(|(_, relative)| relative).reduce(f64::max) {
-                self.report.ran(kind, Some(worst));
-            }
+        self.report.ran(Check::Forward);
+        self.report.ran(Check::Bias);
+        if !run.gradients.is_empty() {
+            self.report.ran(Check::Gradients);
         }
-        for (i, error) in self.errors(data, run, self.unit(self.implementation)) {
-            self.report.fail(check(i), what, error);
-        }
+        self.take(data, run, what, |i| {
+            [if i < outputs { Check::Forward } else { Check::Gradients }, Check::Bias]
+        });
     }
 
-    /// The type whose roundings a run may show: TF32 has the precision of f16.
-    fn unit(&self, implementation: Implementation) -> DType {
-        let burns = implementation == Implementation::Reference && self.op.tf32_reference();
+    /// Where an implementation rounds here.
+    fn rounding(&self, implementation: Implementation) -> Rounding {
+        let format = Format::from(self.dtype);
         let cuda = device::is_cuda(self.device);
-        if burns && cuda && self.dtype == DType::F32 { DType::F16 } else { self.dtype }
+        let (path, products) = match implementation {
+            Implementation::Reference if cuda && self.op.tf32_reference() => {
+                (Path::Reference, Products::Tf32)
+            }
+            Implementation::Reference if cuda && format != Format::F32 => {
+                (Path::Reference, Products::TensorCores)
+            }
+            Implementation::Reference => (Path::Reference, Products::F32),
+            _ if cuda && format != Format::F32 && self.family != Some("simt") => {
+                (Path::Fused, Products::TensorCores)
+            }
+            _ => (Path::Fused, Products::F32),
+        };
+        Rounding { format, path, products }
     }
 
-    /// Outputs and gradients that are too far from the oracle, by number and name.
-    fn errors(&self, data: &Data, run: &Run, unit: DType) -> Vec<(usize, String)> {
+    /// Compares a run with the oracle; `checks` says what elements and lines of a result count for.
+    fn take(&mut self, data: &Data, run: &Run, what: &str, checks: impl Fn(usize) -> [Check; 2]) {
         let spec = self.op.spec();
-        let names =
-            spec.outputs.iter().map(|o| (o.name.to_string(), o.f32, spec.roundings.0)).chain(
-                spec.float_inputs().map(|i| {
-                    let input = &spec.inputs[i];
-                    (format!("grad.{}", input.name), input.holds == Holds::F32, spec.roundings.1)
-                }),
-            );
-        let pairs = run.all().zip(data.all());
-        let mut errors = vec![];
-        for (i, ((found, expected), (name, f32, roundings))) in pairs.zip(names).enumerate() {
-            let dtype = if f32 { DType::F32 } else { unit };
+        let gradients = spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
+        let names = spec.outputs.iter().map(|output| output.name.to_string()).chain(gradients);
+        for (i, ((found, expected), name)) in run.all().zip(data.all()).zip(names).enumerate() {
+            let [of_elements, of_lines] = checks(i);
             if found.shape != expected.shape {
-                errors.push((
-                    i,
-                    format!("`{name}` has shape {:?}, not {:?}", found.shape, expected.shape),
-                ));
+                let (found, expected) = (&found.shape, &expected.shape);
+                let error = format!("`{name}` has shape {found:?}, not {expected:?}");
+                self.report.fail(of_elements, what, error);
                 continue;
             }
-            let distance = distance(&found.values, &expected.values);
-            // An f32 result of half inputs still carries the roundings on the way to it.
-            let allowed = distance.within(dtype, roundings)
-                || (f32 && spec.rounds_inside && distance.within(self.dtype, roundings));
-            if !allowed {
-                errors.push((
-                    i,
-                    format!(
-                        "`{name}` is off by {:.1e} of its norm, {:.1e} at most of its largest, {} not finite",
-                        distance.relative, distance.largest, distance.not_finite
-                    ),
-                ));
+            let columns = expected.shape.last().copied().unwrap_or(1);
+            let compared = compare(&found.values, &expected.values, columns);
+            let Comparison { elements, lines, wrong, not_finite } = compared;
+            for (check, worst) in [(of_elements, elements), (of_lines, lines)] {
+                let Some(worst) = worst else { continue };
+                let place = || format!("`{name}`, {} of {what}", worst.place);
+                self.report.measured(check, worst.ratio, place);
+                if worst.exceeds() {
+                    let of = match check == of_elements {
+                        true => format!("; {wrong} elements wrong, {not_finite} not finite"),
+                        false => String::new(),
+                    };
+                    self.report.fail(check, what, format!("`{name}` is {worst}{of}"));
+                    // Where elements are wrong, lines need not be named too.
+                    break;
+                }
             }
         }
-        errors
     }
-}
-
-/// ‖out − ref‖ / ‖ref‖ of every output and gradient, by number.
-fn distances<'a>(data: &'a Data, run: &'a Run) -> impl Iterator<Item = (usize, f64)> + 'a {
-    let pairs = run.all().zip(data.all());
-    pairs.map(|(found, expected)| distance(&found.values, &expected.values).relative).enumerate()
 }

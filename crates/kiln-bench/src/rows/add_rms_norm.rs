@@ -3,7 +3,7 @@
 use super::elements;
 use super::rms_norm::{GATE, LARGE, TRAIN, eps_for};
 use crate::attributes::{Attribute, Kind};
-use crate::host::HostTensor;
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, add_rms_norm::add_rms_norm, oracle::add_rms_norm as oracle};
@@ -37,9 +37,6 @@ const SPEC: Spec = Spec {
     ],
     differentiable: true,
     kernel: true,
-    // The sum is rounded before it is normalised.
-    roundings: (2, 2),
-    rounds_inside: false,
 };
 
 impl Operator for Row {
@@ -68,26 +65,25 @@ impl Operator for Row {
         Some(vec![dx, dw.unsqueeze()])
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [x, residual, weight] = call.inputs else { unreachable!("three inputs") };
         let eps = call.attributes.number("eps");
         let (sum, y) = oracle::forward(&x.values, &residual.values, &weight.values, eps);
-        vec![HostTensor::new(x.shape.clone(), sum), HostTensor::new(x.shape.clone(), y)]
+        vec![BoundedTensor::new(x.shape.clone(), sum), BoundedTensor::new(x.shape.clone(), y)]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, cotangents: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(
+        &self,
+        call: &HostCall<'_>,
+        cotangents: &[BoundedTensor],
+    ) -> Vec<BoundedTensor> {
         let [x, residual, weight] = call.inputs else { unreachable!("three inputs") };
         let [dsum, dy] = cotangents else { unreachable!("two outputs") };
         let eps = call.attributes.number("eps");
         let (x_, r, w) = (&x.values, &residual.values, &weight.values);
         let (dx, dw) = oracle::backward(x_, r, w, eps, &dsum.values, &dy.values);
-        let dx = HostTensor::new(x.shape.clone(), dx);
-        vec![dx.clone(), dx, HostTensor::new(weight.shape.clone(), dw)]
-    }
-
-    fn fit(&self, dims: &mut Dims) {
-        // One column cancels without a large eps, and the gate has that case.
-        dims.entry("D").and_modify(|d| d[0] = d[0].max(2));
+        let dx = BoundedTensor::new(x.shape.clone(), dx);
+        vec![dx.clone(), dx, BoundedTensor::new(weight.shape.clone(), dw)]
     }
 
     fn cases(&self) -> Vec<Case> {

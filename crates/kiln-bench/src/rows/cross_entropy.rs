@@ -2,7 +2,7 @@
 
 use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
-use crate::host::HostTensor;
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::cross_entropy::{CrossEntropyOptions, cross_entropy};
@@ -37,8 +37,6 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
     differentiable: true,
     kernel: true,
-    roundings: (1, 1),
-    rounds_inside: false,
 };
 
 /// The gate draws targets that fit, and `kiln op` checks those that it reads.
@@ -60,24 +58,19 @@ impl Operator for Row {
         Ok(vec![cross_entropy(call.rows(0), call.int(1), options(call.attributes))?])
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [logits, targets] = call.inputs else { unreachable!("two inputs") };
         let (classes, options) = (logits.shape[1], options(call.attributes));
         let loss = oracle::forward(&logits.values, &targets.integers(), classes, &options);
-        vec![HostTensor::new([1], vec![loss])]
+        vec![BoundedTensor::new([1], vec![loss])]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, dloss: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, call: &HostCall<'_>, dloss: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let [logits, targets] = call.inputs else { unreachable!("two inputs") };
         let (classes, dloss) = (logits.shape[1], dloss[0].values[0]);
         let (targets, options) = (targets.integers(), options(call.attributes));
         let grad = oracle::backward(&logits.values, &targets, classes, &options, dloss);
-        vec![HostTensor::new(logits.shape.clone(), grad)]
-    }
-
-    /// One class has a loss of 0, of which only roundings are left: tests of the operator have it.
-    fn fit(&self, dims: &mut Dims) {
-        dims.entry("V").and_modify(|classes| classes[0] = classes[0].max(2));
+        vec![BoundedTensor::new(logits.shape.clone(), grad)]
     }
 
     fn cases(&self) -> Vec<Case> {

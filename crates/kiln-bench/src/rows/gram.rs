@@ -3,11 +3,12 @@
 use super::elements;
 use super::matmul::{stack, transpose};
 use crate::attributes::{Attribute, Kind};
-use crate::host::{HostTensor, Input};
+use crate::host::{BoundedTensor, Input};
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
 use kiln_ops::matmul::{MatmulOptions, matmul};
-use kiln_ops::{OpError, oracle::matmul as oracle};
+use kiln_ops::oracle::{Number, matmul as oracle};
 
 static SPEC: Spec = Spec {
     name: "gram",
@@ -23,9 +24,6 @@ static SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["...", "M", "M"], f32: false }],
     differentiable: true,
     kernel: true,
-    // The gradient is the sum of two that have been rounded.
-    roundings: (1, 2),
-    rounds_inside: false,
 };
 
 /// a and its transpose, as the operands of one product.
@@ -63,25 +61,26 @@ impl Operator for Row {
         Ok(vec![matmul(a, at, options)?.flatten(0, 2)])
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let a = &call.inputs[0];
         let alpha = call.attributes.number("alpha");
         let y = oracle::forward(&a.values, &transpose(a).values, sizes(&a.shape), alpha);
         let mut shape = a.shape.clone();
         let last = shape.len() - 1;
         shape[last] = shape[last - 1];
-        vec![HostTensor::new(shape, y)]
+        vec![BoundedTensor::new(shape, y)]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let a = &call.inputs[0];
         let at = transpose(a);
         let alpha = call.attributes.number("alpha");
         let (left, right) =
             oracle::backward(&a.values, &at.values, sizes(&a.shape), alpha, &dy[0].values);
-        let right = transpose(&HostTensor::new(at.shape, right));
-        let sum = left.iter().zip(&right.values).map(|(l, r)| l + r).collect();
-        vec![HostTensor::new(a.shape.clone(), sum)]
+        let right = transpose(&BoundedTensor::new(at.shape, right));
+        // Both are rounded before they are added.
+        let sum = left.iter().zip(&right.values).map(|(l, r)| (*l + *r).stored()).collect();
+        vec![BoundedTensor::new(a.shape.clone(), sum)]
     }
 
     fn cases(&self) -> Vec<Case> {

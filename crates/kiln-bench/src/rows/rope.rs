@@ -2,7 +2,7 @@
 
 use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
-use crate::host::HostTensor;
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_ops::rope::{RopeLayout, RopeOptions, RopeTable, rope};
@@ -31,8 +31,6 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false }],
     differentiable: true,
     kernel: true,
-    roundings: (1, 1),
-    rounds_inside: false,
 };
 
 fn options(attributes: &Attributes) -> RopeOptions {
@@ -100,20 +98,20 @@ impl Operator for Row {
         Some(vec![kiln_ops::rope::backend::backward(dy, &table, 0).flatten(0, 2)])
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let x = &call.inputs[0];
         let offset = call.attributes.integer("offset") as usize;
         let y =
             oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options(call.attributes), offset);
-        vec![HostTensor::new(x.shape.clone(), y)]
+        vec![BoundedTensor::new(x.shape.clone(), y)]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let shape = &call.inputs[0].shape;
         let offset = call.attributes.integer("offset") as usize;
         let options = options(call.attributes);
         let dx = oracle::backward(&dy[0].values, [shape[2], shape[3]], &options, offset);
-        vec![HostTensor::new(shape.clone(), dx)]
+        vec![BoundedTensor::new(shape.clone(), dx)]
     }
 
     fn fit(&self, dims: &mut Dims) {

@@ -1,7 +1,7 @@
 //! swiglu.
 
 use super::elements;
-use crate::host::HostTensor;
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::swiglu as oracle, swiglu::swiglu};
@@ -31,8 +31,6 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["...", "F"], f32: false }],
     differentiable: true,
     kernel: true,
-    roundings: (1, 1),
-    rounds_inside: false,
 };
 
 impl Operator for Row {
@@ -56,15 +54,18 @@ impl Operator for Row {
         Some(vec![dgate, dup])
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [gate, up] = call.inputs else { unreachable!("two inputs") };
-        vec![HostTensor::new(gate.shape.clone(), oracle::forward(&gate.values, &up.values))]
+        vec![BoundedTensor::new(gate.shape.clone(), oracle::forward(&gate.values, &up.values))]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let [gate, up] = call.inputs else { unreachable!("two inputs") };
         let (dgate, dup) = oracle::backward(&gate.values, &up.values, &dy[0].values);
-        vec![HostTensor::new(gate.shape.clone(), dgate), HostTensor::new(up.shape.clone(), dup)]
+        vec![
+            BoundedTensor::new(gate.shape.clone(), dgate),
+            BoundedTensor::new(up.shape.clone(), dup),
+        ]
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -1,7 +1,7 @@
 //! swiglu_mlp.
 
 use super::elements;
-use crate::host::HostTensor;
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::swiglu_mlp as oracle, swiglu_mlp::swiglu_mlp};
@@ -45,12 +45,9 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
     differentiable: true,
     kernel: true,
-    // gate or up, hidden, y; backward: the same way back, both parts of dx and their sum.
-    roundings: (3, 6),
-    rounds_inside: false,
 };
 
-fn sizes(inputs: &[HostTensor]) -> [usize; 3] {
+fn sizes(inputs: &[BoundedTensor]) -> [usize; 3] {
     let [width, inner] = [inputs[1].shape[0], inputs[1].shape[1]];
     [inputs[0].values.len() / width.max(1), width, inner]
 }
@@ -82,21 +79,21 @@ impl Operator for Row {
         Some(kiln_ops::swiglu_mlp::backend::backward(dy, inputs, products).into())
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
         let sizes = sizes(call.inputs);
         let y = oracle::forward(&x.values, &gate.values, &up.values, &down.values, sizes);
-        vec![HostTensor::new(x.shape.clone(), y)]
+        vec![BoundedTensor::new(x.shape.clone(), y)]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
         let (sizes, dy) = (sizes(call.inputs), &dy[0].values);
         let grads = oracle::backward(&x.values, &gate.values, &up.values, &down.values, sizes, dy);
         grads
             .into_iter()
             .zip(call.inputs)
-            .map(|(g, i)| HostTensor::new(i.shape.clone(), g))
+            .map(|(g, i)| BoundedTensor::new(i.shape.clone(), g))
             .collect()
     }
 

@@ -1,7 +1,7 @@
 //! tril_matmul.
 
 use super::elements;
-use crate::host::HostTensor;
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::tril_matmul as oracle, tril_matmul::tril_matmul};
@@ -31,8 +31,6 @@ const SPEC: Spec = Spec {
     outputs: &[OutputSpec { name: "y", shape: &["...", "N", "N"], f32: false }],
     differentiable: true,
     kernel: true,
-    roundings: (1, 1),
-    rounds_inside: false,
 };
 
 /// [matrices, N].
@@ -70,16 +68,16 @@ impl Operator for Row {
         Some([da, db].map(|t| t.flatten(0, 1)).into())
     }
 
-    fn oracle(&self, call: &HostCall<'_>) -> Vec<HostTensor> {
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [a, b] = call.inputs else { unreachable!("two inputs") };
         let y = oracle::forward(&a.values, &b.values, sizes(&a.shape));
-        vec![HostTensor::new(a.shape.clone(), y)]
+        vec![BoundedTensor::new(a.shape.clone(), y)]
     }
 
-    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[HostTensor]) -> Vec<HostTensor> {
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let [a, b] = call.inputs else { unreachable!("two inputs") };
         let (da, db) = oracle::backward(&a.values, &b.values, sizes(&a.shape), &dy[0].values);
-        [da, db].map(|g| HostTensor::new(a.shape.clone(), g)).into()
+        [da, db].map(|g| BoundedTensor::new(a.shape.clone(), g)).into()
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -79,6 +79,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.ladder && args.ops != ["tril_matmul"] {
         bail!("--ladder is that of one operator: kiln bench tril_matmul --ladder");
     }
+    let scale = match args.shapes {
+        Shapes::Small => Scale::Small,
+        Shapes::Train => Scale::Train,
+        Shapes::Large => Scale::Large,
+        Shapes::Thin => Scale::Thin,
+    };
+    if ops.iter().all(|op| op.shapes(scale).is_empty()) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        let scale = args.shapes.to_possible_value().expect("no variant is skipped");
+        bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
+    }
     let opened = device::open(&args.device)?;
     eprintln!("device: {}", opened.why);
     let dtype = match args.dtype.as_deref() {
@@ -92,22 +103,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.ladder {
         return ladder(&args, &opened, dtype);
     }
-    let scale = match args.shapes {
-        Shapes::Small => Scale::Small,
-        Shapes::Train => Scale::Train,
-        Shapes::Large => Scale::Large,
-        Shapes::Thin => Scale::Thin,
-    };
     let pass = args.pass.map(|pass| match pass {
         OnePass::Forward => Pass::Forward,
         OnePass::Backward => Pass::Backward,
     });
     let plan = Plan { scale, dtype, rounds: args.rounds.max(1), family: args.tiles, pass };
-    if ops.iter().all(|op| op.shapes(scale).is_empty()) {
-        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
-        let scale = args.shapes.to_possible_value().expect("no variant is skipped");
-        bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
-    }
     let mut run = Run::new(&opened.device, command());
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];

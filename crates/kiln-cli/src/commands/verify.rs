@@ -60,13 +60,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn table(reports: &[Report]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    let mut header = vec!["operator", "dtype", "ran", "cases", "worst forward", "worst gradient"];
+    let mut header = vec!["operator", "dtype", "ran", "cases", "error / bound", "its gradients"];
     header.extend(Check::ALL.map(Check::title));
     header.push("verdict");
     table.set_header(header);
     for report in reports {
         let error = |check| {
-            report.checked(check).worst.map_or_else(|| "-".into(), |worst| format!("{worst:.1e}"))
+            report.checked(check).worst.map_or_else(|| "-".into(), |worst| format!("{worst:.2}"))
         };
         let mut row = vec![
             report.op.clone(),

@@ -1,27 +1,32 @@
 //! The sum and its RMSNorm in float64.
 
+use crate::oracle::{Number, Path};
 use crate::rms_norm::oracle as rms_norm;
 
 /// The sum and its norm.
-pub fn forward(x: &[f64], residual: &[f64], weight: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
-    let sum: Vec<f64> = x.iter().zip(residual).map(|(a, b)| a + b).collect();
+pub fn forward<N: Number>(x: &[N], residual: &[N], weight: &[N], eps: f64) -> (Vec<N>, Vec<N>) {
+    let sum = sum(x, residual);
     let y = rms_norm::forward(&sum, weight, eps);
     (sum, y)
 }
 
 /// dx (which is dresidual too) and dw from the cotangents of the sum and of y.
-pub fn backward(
-    x: &[f64],
-    residual: &[f64],
-    weight: &[f64],
+pub fn backward<N: Number>(
+    x: &[N],
+    residual: &[N],
+    weight: &[N],
     eps: f64,
-    dsum: &[f64],
-    dy: &[f64],
-) -> (Vec<f64>, Vec<f64>) {
-    let sum: Vec<f64> = x.iter().zip(residual).map(|(a, b)| a + b).collect();
-    let (mut dx, dw) = rms_norm::backward(&sum, weight, eps, dy);
+    dsum: &[N],
+    dy: &[N],
+) -> (Vec<N>, Vec<N>) {
+    let (mut dx, dw) = rms_norm::gradients(&sum(x, residual), weight, eps, dy);
     for (dx, dsum) in dx.iter_mut().zip(dsum) {
-        *dx += dsum;
+        *dx = (dx.stored_by(Path::Reference) + *dsum).stored();
     }
-    (dx, dw)
+    (dx, dw.into_iter().map(N::stored).collect())
+}
+
+/// What is normalised, as it is stored.
+fn sum<N: Number>(x: &[N], residual: &[N]) -> Vec<N> {
+    x.iter().zip(residual).map(|(a, b)| (*a + *b).stored()).collect()
 }

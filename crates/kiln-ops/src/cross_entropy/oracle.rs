@@ -1,54 +1,130 @@
 //! Cross-entropy in float64.
 
 use super::CrossEntropyOptions;
+use crate::oracle::{Number, Path};
 
 /// The mean loss for rows of `classes` logits.
-pub fn forward(
-    logits: &[f64],
+pub fn forward<N: Number>(
+    logits: &[N],
     targets: &[i64],
     classes: usize,
     options: &CrossEntropyOptions,
-) -> f64 {
-    let (mut sum, mut count) = (0.0, 0usize);
-    for (row, target) in logits.chunks_exact(classes).zip(targets) {
-        if *target != options.ignore_index {
-            let (lse, smoothing) = (logsumexp(row), options.label_smoothing);
-            sum += lse - (1.0 - smoothing) * row[*target as usize];
+) -> N {
+    let counted = logits.chunks_exact(classes).zip(targets);
+    let losses =
+        counted.filter(|(_, target)| **target != options.ignore_index).map(|(row, target)| {
+            let of = Normaliser::new(row);
+            // Relative to the largest logit, which is exact.
+            let mut loss = of.log - (row[*target as usize] - of.largest);
             // Without smoothing a class may be masked out by −∞, which makes the mean −∞.
-            if smoothing > 0.0 {
-                sum -= smoothing * row.iter().sum::<f64>() / classes as f64;
+            if options.label_smoothing > 0.0 {
+                let mean = N::sum(row.iter().copied()) / classes as f64 - of.largest;
+                loss = loss + (of.log - mean - loss) * options.label_smoothing;
             }
-            sum += options.z_loss * lse * lse;
-            count += 1;
-        }
-    }
-    sum / count.max(1) as f64
+            if options.z_loss > 0.0 {
+                let lse = of.log_sum_exp();
+                loss = loss + lse * lse * options.z_loss;
+            }
+            loss
+        });
+    N::sum(losses) / count(targets, options)
 }
 
 /// The gradient of the logits for the cotangent `dloss`.
-pub fn backward(
-    logits: &[f64],
+pub fn backward<N: Number>(
+    logits: &[N],
     targets: &[i64],
     classes: usize,
     options: &CrossEntropyOptions,
-    dloss: f64,
-) -> Vec<f64> {
-    let count = targets.iter().filter(|t| **t != options.ignore_index).count().max(1) as f64;
+    dloss: N,
+) -> Vec<N> {
+    let grad = gradient(logits, targets, classes, options, dloss);
+    grad.into_iter().map(N::stored).collect()
+}
+
+/// The gradient before it is stored.
+pub(crate) fn gradient<N: Number>(
+    logits: &[N],
+    targets: &[i64],
+    classes: usize,
+    options: &CrossEntropyOptions,
+    dloss: N,
+) -> Vec<N> {
+    let factor = dloss / count(targets, options);
     let mut grad = Vec::with_capacity(logits.len());
     for (row, target) in logits.chunks_exact(classes).zip(targets) {
-        let (lse, smoothing) = (logsumexp(row), options.label_smoothing);
+        if *target == options.ignore_index {
+            grad.extend(row.iter().map(|_| N::exact(0.0)));
+            continue;
+        }
+        let of = Normaliser::new(row);
+        let lse = of.log_sum_exp();
+        let slope = of.slope(options) * factor;
         for (class, x) in row.iter().enumerate() {
-            let onehot = f64::from(u8::from(class as i64 == *target));
-            let counts = f64::from(u8::from(*target != options.ignore_index));
-            let wanted = (1.0 - smoothing) * onehot + smoothing / classes as f64;
-            let softmax = (x - lse).exp() * (1.0 + 2.0 * options.z_loss * lse);
-            grad.push(counts * (softmax - wanted) * dloss / count);
+            // Kernels divide by the classes and take the target out afterwards.
+            let wanted = (factor * wanted(class, *target, classes, options)).off_by(8.0);
+            grad.push((*x - lse).exp() * slope - wanted);
         }
     }
     grad
 }
 
-fn logsumexp(row: &[f64]) -> f64 {
-    let max = row.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
-    max + row.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
+/// Targets that count; 1 if none does.
+pub(crate) fn count(targets: &[i64], options: &CrossEntropyOptions) -> f64 {
+    targets.iter().filter(|target| **target != options.ignore_index).count().max(1) as f64
+}
+
+/// The smoothed target.
+pub(crate) fn wanted(
+    class: usize,
+    target: i64,
+    classes: usize,
+    options: &CrossEntropyOptions,
+) -> f64 {
+    let smoothing = options.label_smoothing;
+    let onehot = if class as i64 == target { 1.0 - smoothing } else { 0.0 };
+    onehot + smoothing / classes as f64
+}
+
+/// What makes a softmax of a row: its largest logit and ln Σ e^(x − largest).
+pub(crate) struct Normaliser<N> {
+    pub(crate) largest: N,
+    pub(crate) log: N,
+}
+
+impl<N: Number> Normaliser<N> {
+    pub(crate) fn new(row: &[N]) -> Self {
+        let values = || row.iter().map(|x| x.value()).filter(|x| x.is_finite());
+        let (least, most) = (values().fold(f64::INFINITY, f64::min), largest(row));
+        // Any number will do to be relative to, so it has no error.
+        let largest = N::exact(most);
+        let sum = N::sum(row.iter().map(|x| (*x - largest).exp()));
+        // A kernel that reads a row once scales what it has whenever the maximum rises, some ln n times, by
+        // exponentials of a range that adds up to at most that of the row.
+        let rescaled = match sum.path() {
+            Path::Fused => {
+                6.0 * (8.0 + 2.0 * (row.len() as f64).ln()) + 4.0 * (most - least).max(0.0)
+            }
+            Path::Reference => 0.0,
+        };
+        Self { largest, log: sum.off_by(rescaled).ln().of_row() }
+    }
+
+    /// ln Σ e^x. Kernels keep it in units of log 2 too: three roundings of the largest logit and two of the
+    /// result.
+    pub(crate) fn log_sum_exp(&self) -> N {
+        (self.largest.off_by(6.0) + self.log).off_by(4.0).of_row()
+    }
+
+    /// Factor of the softmax in the gradient.
+    pub(crate) fn slope(&self, options: &CrossEntropyOptions) -> N {
+        match options.z_loss {
+            0.0 => N::exact(1.0),
+            z_loss => self.log_sum_exp() * (2.0 * z_loss) + 1.0,
+        }
+    }
+}
+
+fn largest<N: Number>(row: &[N]) -> f64 {
+    row.iter().fold(f64::NEG_INFINITY, |most, x| most.max(x.value()))
 }

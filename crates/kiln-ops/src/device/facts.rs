@@ -68,7 +68,7 @@ pub fn kind(device: &Device) -> String {
 }
 
 /// The kind of a device of a runtime, `cuda` or `wgpu`, by the name that the part gives itself.
-#[cfg(any(feature = "cube", test))]
+#[cfg(feature = "cube")]
 pub(super) fn kind_of(runtime: &str, part: &str) -> String {
     format!("{runtime} {part}")
 }

@@ -5,7 +5,7 @@ use crate::precision::matmul;
 use burn::tensor::{Int, Tensor};
 
 /// Rows whose logits stand in memory at once.
-const CHUNK: usize = 1024;
+pub(crate) const CHUNK: usize = 1024;
 
 /// [`linear_cross_entropy`](super::linear_cross_entropy) without its checks.
 pub fn linear_cross_entropy(

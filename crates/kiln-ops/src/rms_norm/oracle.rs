@@ -1,37 +1,49 @@
 //! RMSNorm in float64.
 
+use crate::oracle::{Number, Path};
+
 /// y for rows of `weight.len()` elements.
-pub fn forward(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+pub fn forward<N: Number>(x: &[N], weight: &[N], eps: f64) -> Vec<N> {
     let width = weight.len();
     let mut y = Vec::with_capacity(x.len());
     for row in x.chunks_exact(width) {
         let r = scale(row, eps);
-        y.extend(row.iter().zip(weight).map(|(x, w)| x * r * w));
+        y.extend(row.iter().zip(weight).map(|(x, w)| (*x * r * *w).stored()));
     }
     y
 }
 
 /// dx and dw from the cotangent `dy`.
-pub fn backward(x: &[f64], weight: &[f64], eps: f64, dy: &[f64]) -> (Vec<f64>, Vec<f64>) {
+pub fn backward<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>, Vec<N>) {
+    let (dx, dw) = gradients(x, weight, eps, dy);
+    let stored = |gradient: Vec<N>| gradient.into_iter().map(N::stored).collect();
+    (stored(dx), stored(dw))
+}
+
+/// Units of f32 roundoff that Burn's backward of √ is off: a power, which WGSL makes of a logarithm
+/// (3 ULP) and an exponential (3 + 2|x| ULP).
+const POWER: f64 = 128.0;
+
+/// dx and dw before they are stored.
+pub(crate) fn gradients<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>, Vec<N>) {
     let width = weight.len();
     let mut dx = Vec::with_capacity(x.len());
-    let mut dw = vec![0.0; width];
+    let mut scales = vec![];
     for (row, dy) in x.chunks_exact(width).zip(dy.chunks_exact(width)) {
         let r = scale(row, eps);
-        let mut dot = 0.0;
-        for i in 0..width {
-            dot += row[i] * weight[i] * dy[i];
-        }
-        let mean = dot / width as f64;
-        for i in 0..width {
-            dx.push(r * weight[i] * dy[i] - r * r * r * row[i] * mean);
-            dw[i] += r * row[i] * dy[i];
-        }
+        let terms = (0..width).map(|i| row[i] * weight[i] * dy[i]);
+        let power = if r.path() == Path::Reference { POWER } else { 0.0 };
+        let back = (r * r * r * N::sum(terms) / width as f64).off_by(power).of_row();
+        dx.extend((0..width).map(|i| r * weight[i] * dy[i] - back * row[i]));
+        scales.push(r);
     }
+    let term =
+        |i: usize| move |(row, r): (usize, &N)| *r * x[row * width + i] * dy[row * width + i];
+    let dw = (0..width).map(|i| N::sum(scales.iter().enumerate().map(term(i)))).collect();
     (dx, dw)
 }
 
-fn scale(row: &[f64], eps: f64) -> f64 {
-    let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
-    1.0 / (mean + eps).sqrt()
+fn scale<N: Number>(row: &[N], eps: f64) -> N {
+    let mean = N::sum(row.iter().map(|x| *x * *x)) / row.len() as f64;
+    (mean + eps).rsqrt().of_row()
 }

@@ -1,36 +1,37 @@
 //! RoPE in float64.
 
 use super::{RopeLayout, RopeOptions};
+use crate::oracle::Number;
 
 /// y for x of shape `[B·H, T, D]`.
-pub fn forward(
-    x: &[f64],
+pub fn forward<N: Number>(
+    x: &[N],
     [length, width]: [usize; 2],
     options: &RopeOptions,
     offset: usize,
-) -> Vec<f64> {
+) -> Vec<N> {
     turn(x, [length, width], options, offset, 1.0)
 }
 
 /// dx from the cotangent `dy`.
-pub fn backward(
-    dy: &[f64],
+pub fn backward<N: Number>(
+    dy: &[N],
     [length, width]: [usize; 2],
     options: &RopeOptions,
     offset: usize,
-) -> Vec<f64> {
+) -> Vec<N> {
     turn(dy, [length, width], options, offset, -1.0)
 }
 
-fn turn(
-    x: &[f64],
+fn turn<N: Number>(
+    x: &[N],
     [length, width]: [usize; 2],
     options: &RopeOptions,
     offset: usize,
     sign: f64,
-) -> Vec<f64> {
+) -> Vec<N> {
     let frequencies = options.frequencies(width);
-    let mut y = vec![0.0; x.len()];
+    let mut y = x.to_vec();
     for (row, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
         let position = (row % length + offset) as f64;
         for (k, frequency) in frequencies.iter().enumerate() {
@@ -38,9 +39,10 @@ fn turn(
                 RopeLayout::Half => (k, k + width / 2),
                 RopeLayout::Interleaved => (2 * k, 2 * k + 1),
             };
+            // Tables are made in f64 and kept in f32, as constants are.
             let (sin, cos) = (position * frequency).sin_cos();
-            y[i] = x[i] * cos + sign * x[j] * sin;
-            y[j] = -sign * x[i] * sin + x[j] * cos;
+            y[i] = (x[i] * cos + x[j] * (sign * sin)).stored();
+            y[j] = (x[j] * cos - x[i] * (sign * sin)).stored();
         }
     }
     y

@@ -1,43 +1,56 @@
 //! The SwiGLU MLP in float64.
 
-use crate::oracle::product;
+use crate::oracle::{Number, Path, product};
 use crate::swiglu::oracle as swiglu;
 
 /// y for `rows` rows of width `width` and inner width `inner`.
-pub fn forward(
-    x: &[f64],
-    w_gate: &[f64],
-    w_up: &[f64],
-    w_down: &[f64],
+pub fn forward<N: Number>(
+    x: &[N],
+    w_gate: &[N],
+    w_up: &[N],
+    w_down: &[N],
     [rows, width, inner]: [usize; 3],
-) -> Vec<f64> {
-    let gate = product(x, w_gate, rows, width, inner, false, false);
-    let up = product(x, w_up, rows, width, inner, false, false);
-    product(&swiglu::forward(&gate, &up), w_down, rows, inner, width, false, false)
+) -> Vec<N> {
+    let [gate, up] = products(x, [w_gate, w_up], [rows, width, inner]);
+    let hidden = swiglu::forward(&gate, &up);
+    stored(product(&hidden, w_down, rows, inner, width, false, false))
 }
 
 /// dx, dw_gate, dw_up, dw_down from the cotangent `dy`.
-pub fn backward(
-    x: &[f64],
-    w_gate: &[f64],
-    w_up: &[f64],
-    w_down: &[f64],
+pub fn backward<N: Number>(
+    x: &[N],
+    w_gate: &[N],
+    w_up: &[N],
+    w_down: &[N],
     [rows, width, inner]: [usize; 3],
-    dy: &[f64],
-) -> [Vec<f64>; 4] {
-    let gate = product(x, w_gate, rows, width, inner, false, false);
-    let up = product(x, w_up, rows, width, inner, false, false);
+    dy: &[N],
+) -> [Vec<N>; 4] {
+    let [gate, up] = products(x, [w_gate, w_up], [rows, width, inner]);
     let hidden = swiglu::forward(&gate, &up);
-    let dhidden = product(dy, w_down, rows, width, inner, false, true);
+    let dhidden = stored(product(dy, w_down, rows, width, inner, false, true));
     let (dgate, dup) = swiglu::backward(&gate, &up, &dhidden);
-    let mut dx = product(&dgate, w_gate, rows, inner, width, false, true);
-    for (dx, other) in dx.iter_mut().zip(product(&dup, w_up, rows, inner, width, false, true)) {
-        *dx += other;
-    }
+    // A kernel adds both products up in f32.
+    let one = product(&dgate, w_gate, rows, inner, width, false, true);
+    let other = product(&dup, w_up, rows, inner, width, false, true);
+    let rounded = |part: &N| part.stored_by(Path::Reference);
+    let dx = one.iter().zip(&other).map(|(a, b)| (rounded(a) + rounded(b)).stored()).collect();
     [
         dx,
-        product(x, &dgate, width, rows, inner, true, false),
-        product(x, &dup, width, rows, inner, true, false),
-        product(&hidden, dy, inner, rows, width, true, false),
+        stored(product(x, &dgate, width, rows, inner, true, false)),
+        stored(product(x, &dup, width, rows, inner, true, false)),
+        stored(product(&hidden, dy, inner, rows, width, true, false)),
     ]
+}
+
+/// x·w_gate and x·w_up as they are stored. A kernel that gates them in f32 is nearer.
+fn products<N: Number>(
+    x: &[N],
+    weights: [&[N]; 2],
+    [rows, width, inner]: [usize; 3],
+) -> [Vec<N>; 2] {
+    weights.map(|weight| stored(product(x, weight, rows, width, inner, false, false)))
+}
+
+fn stored<N: Number>(numbers: Vec<N>) -> Vec<N> {
+    numbers.into_iter().map(N::stored).collect()
 }

@@ -38,7 +38,11 @@ pub(crate) struct Finish {
 
 impl FinishLaunch {
     pub(crate) fn of(problem: &Problem) -> Self {
-        let [batch, row, col] = problem.add_strides();
+        Self::with_strides(problem, problem.add_strides())
+    }
+
+    /// With these distances of C's matrices, rows and columns.
+    pub(crate) fn with_strides(problem: &Problem, [batch, row, col]: [usize; 3]) -> Self {
         Self::new(problem.alpha.number as f32, problem.beta() as f32, batch, row, col)
     }
 }

@@ -5,9 +5,10 @@
 //! [`Family`] of kernels, with which tile, in how many parts of K. All families compute the same and
 //! stand behind the same tests.
 //!
-//! From the bottom up: `view` is a matrix by its strides, `problem` what is multiplied, as data, `finish` the
-//! alpha and beta at its end, `epilogue` what an operator does with sums in registers. A family is a folder: `simt` on plain units, and in `cuda`, over
-//! tile scheduler, pipelines, fragments and PTX that they share, `mma` and `wgmma`. `product` is on top.
+//! From the bottom up: `view` is a matrix by its strides, `problem` what is multiplied, as data, `finish` alpha and
+//! beta at its end, `epilogue` what an operator does with sums in registers. A family is a folder: `simt` on
+//! plain units, and in `cuda`, over tile scheduler, pipelines, fragments and PTX that they share, `mma` and
+//! `wgmma`. `thin` is for products with one thin side, `product` on top.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;

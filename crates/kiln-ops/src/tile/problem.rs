@@ -74,6 +74,7 @@ impl Alpha {
 }
 
 /// How the two products of a dual GEMM belong together; comptime.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Dual {
     /// There is one product only.
@@ -86,6 +87,7 @@ pub(crate) enum Dual {
     Sum,
 }
 
+#[cfg(feature = "cuda")]
 impl Dual {
     pub(crate) fn joins(self) -> bool {
         matches!(self, Self::Joined { .. })
@@ -98,6 +100,7 @@ impl Dual {
 }
 
 /// What a dual GEMM has beside a single product.
+#[cfg(feature = "cuda")]
 pub(crate) struct Second {
     /// B₁.
     pub(crate) b: MatrixView,

@@ -98,7 +98,7 @@ impl Product {
         let contiguous = given.as_ref().is_none_or(CubeTensor::is_contiguous);
         if wanted.is_none()
             && contiguous
-            && let Some(kernel) = thin::kernel(&mut problem, client, high)
+            && let Some(kernel) = thin::kernel(&mut problem, client, high, given.as_ref())
         {
             let out = given.unwrap_or_else(|| launch::output(&like, op, name, shape, dtype));
             thin::run(kernel, &problem, &out);

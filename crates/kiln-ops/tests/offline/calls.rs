@@ -324,14 +324,17 @@ fn thin(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         });
     }
     // Added to, in f32; and lines that are not aligned.
-    let (a, b) = (tensor(client, [2048, 1000], dtype), tensor(client, [1000, 24], dtype));
-    let c = tensor(client, [2048, 24], DType::F32);
-    let options = MatmulOptions { alpha: 0.5, dtype: Some(DType::F32), ..MatmulOptions::default() };
-    let scaled = Scaled::new(options, dtype);
-    calls.push(Call {
-        name: format!("thin add {name}"),
-        run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::Some(c), scaled))),
-    });
+    for [m, k, n] in [[2048, 1000, 24], [64, 8192, 8192]] {
+        let (a, b) = (tensor(client, [m, k], dtype), tensor(client, [k, n], dtype));
+        let c = tensor(client, [m, n], DType::F32);
+        let f32 = Some(DType::F32);
+        let options = MatmulOptions { alpha: 0.5, dtype: f32, ..MatmulOptions::default() };
+        let scaled = Scaled::new(options, dtype);
+        calls.push(Call {
+            name: format!("thin add {name} {m}x{k}x{n}"),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::Some(c), scaled))),
+        });
+    }
     let (a, b) = (tensor(client, [2048, 1001], dtype), tensor(client, [1001, 5], dtype));
     let scaled = Scaled::new(MatmulOptions::default(), dtype);
     calls.push(Call {

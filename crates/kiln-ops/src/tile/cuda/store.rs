@@ -20,8 +20,8 @@ impl Stored {
         }
     }
 
-    /// The addresses s1..s3 of a unit's other parts from that of its first, s0: swizzled rows of 128 bytes differ in
-    /// bits, of which only a transposed chunk of 16 bits changes those of whole rows.
+    /// The addresses s1..s3 of a unit's other parts from that of its first, s0: some rows on, or other bits of the
+    /// place, swizzled, in the row or its neighbour.
     fn parts(self, transposed: bool) -> String {
         let part = |i: usize| match (self, transposed) {
             (_, false) => format!("xor.b32 s{i}, s0, {};\n", 32 * i),

@@ -14,7 +14,7 @@
 use super::plan::{Plan, plan};
 use super::{Oriented, Places};
 use crate::launch;
-use crate::tile::cuda::copies::{Source, source};
+use crate::tile::cuda::copies::{Source, copy_block, source};
 use crate::tile::cuda::fragment::{offset, origin};
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, PART};
@@ -165,27 +165,6 @@ struct Sizes {
     total: u32,
 }
 
-/// Begins to copy the next block into the stage at `dst`, if there is one.
-#[cube]
-fn copy_block(
-    dst: u32,
-    large: &mut Source,
-    thin: &mut Source,
-    there: bool,
-    sizes: &Sizes,
-    #[comptime] product: ThinProduct,
-) {
-    if there {
-        large.copy(dst, sizes.rows, sizes.k, product.rows, product.large_along_k);
-        let dst = dst + comptime!(product.large_bytes());
-        let columns = comptime!(product.eights * 8);
-        thin.copy(dst, sizes.cols, sizes.k, columns, product.thin_along_k);
-    }
-    large.advance();
-    thin.advance();
-    copy_commit();
-}
-
 /// Where a lane finds the rows of 8×8 matrices that it names, in bytes from a stage's start, and its
 /// first chunk of 16 bytes there, before the swizzle.
 #[derive(CubeType, Clone, Copy)]
@@ -278,7 +257,8 @@ fn job(number: u32, sizes: &Sizes, #[comptime] product: ThinProduct) -> Job {
     let (tile, out) = (number % sizes.tiles, number / sizes.tiles);
     let (split, batch) = (out % sizes.splits, out / sizes.splits);
     let first = split * sizes.depth;
-    let depth = min(sizes.depth, (sizes.k + 63) / 64 - first);
+    let depth =
+        min(sizes.depth, (sizes.k + comptime!(DEPTH as u32 - 1)) / comptime!(DEPTH as u32) - first);
     Job { row0: tile * product.rows, first, depth, batch, out }
 }
 
@@ -289,12 +269,14 @@ fn operand_source<E: Float>(
     places: &Operand,
     job: &Job,
     e0: u32,
+    extent: u32,
+    k_end: u32,
     #[comptime] along_k: bool,
 ) -> Source {
     let at = global_address::<E>(operand.as_ptr())
-        + u64::cast_from(job.batch as usize * places.batch_stride * 2);
+        + u64::cast_from(job.batch) * u64::cast_from(places.batch_stride) * 2;
     let k0 = job.first * comptime!(DEPTH as u32);
-    source(at, u64::cast_from(places.ld * 2), e0, k0, along_k)
+    source(at, u64::cast_from(places.ld) * 2, e0, k0, extent, k_end, along_k)
 }
 
 /// The sums of a warp: those of its part of each block where warps share rows.
@@ -307,15 +289,23 @@ fn accumulate(
     lane: &Lane,
     share: u32,
     job: &Job,
-    sizes: &Sizes,
     #[comptime] product: ThinProduct,
 ) {
     let stages = comptime!(product.stages);
     let stage_bytes = comptime!(product.stage_bytes());
     let steps = comptime!(4 / product.sharing());
+    let positions = comptime!([product.rows, product.eights * 8]);
+    let along_k = comptime!([product.large_along_k, product.thin_along_k]);
     #[unroll]
     for s in 0..comptime!(stages - 1) {
-        copy_block(base + comptime!(s * stage_bytes), large, thin, s < job.depth, sizes, product);
+        copy_block(
+            base + comptime!(s * stage_bytes),
+            large,
+            thin,
+            s < job.depth,
+            positions,
+            along_k,
+        );
     }
     let mut stage = 0u32;
     let mut into = comptime!(stages - 1).runtime();
@@ -324,7 +314,7 @@ fn accumulate(
         copy_wait(comptime!(stages - 2));
         sync_cube();
         let there = block + comptime!(stages - 1) < job.depth;
-        copy_block(base + into * stage_bytes, large, thin, there, sizes, product);
+        copy_block(base + into * stage_bytes, large, thin, there, positions, along_k);
         let at = base + stage * stage_bytes;
         #[unroll]
         for i in 0..steps {
@@ -441,20 +431,12 @@ fn thin_kernel<E: Float, C: Float, O: Float>(
         for i in 0..sums_held {
             sums[i] = Vector::new(0.0f32);
         }
+        let (rows, cols, k) = (sizes.rows, sizes.cols, sizes.k);
         let mut from_large =
-            operand_source(large, &large_operand, &job, job.row0, product.large_along_k);
-        let mut from_thin = operand_source(thin, &thin_operand, &job, 0u32, product.thin_along_k);
-        accumulate(
-            &mut sums,
-            base,
-            &mut from_large,
-            &mut from_thin,
-            &lane,
-            share,
-            &job,
-            &sizes,
-            product,
-        );
+            operand_source(large, &large_operand, &job, job.row0, rows, k, product.large_along_k);
+        let mut from_thin =
+            operand_source(thin, &thin_operand, &job, 0u32, cols, k, product.thin_along_k);
+        accumulate(&mut sums, base, &mut from_large, &mut from_thin, &lane, share, &job, product);
         // The ring is free for the sums.
         sync_cube();
         hand_over(&mut shared, &sums, warp_row, share, product);

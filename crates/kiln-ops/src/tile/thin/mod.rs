@@ -35,6 +35,7 @@ mod mma {
 mod plan;
 mod stream;
 
+use super::cuda;
 use super::finish::FinishLaunch;
 use super::problem::Problem;
 use super::view::MatrixView;
@@ -108,31 +109,31 @@ impl<'a> Oriented<'a> {
 
     /// alpha, beta and those of C.
     pub(super) fn finish(&self) -> FinishLaunch {
-        let [batch, row, col] = self.turned(self.o.add_strides());
-        FinishLaunch::new(self.o.alpha.number as f32, self.o.beta() as f32, batch, row, col)
+        FinishLaunch::with_strides(self.o, self.turned(self.o.add_strides()))
     }
 }
 
-/// Where elements of the result are.
+/// Where elements of a matrix are.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Places {
     /// Distance of two matrices.
     pub(super) batch: usize,
-    /// Of two rows of the large operand.
+    /// Of two rows.
     pub(super) row: usize,
-    /// Of two columns of the thin one.
+    /// Of two columns.
     pub(super) col: usize,
 }
 
 /// Whether wgmma makes it faster, a tile of all columns for every 128 rows of the large operand.
 fn wide(oriented: &Oriented<'_>, client: &Client) -> bool {
     let Oriented { o, large, rows, cols, .. } = oriented;
+    let long = *rows >= RATIO * cols && o.k >= RATIO * cols;
     // Pairs of cubes share a tile, and need most of the device.
     let cubes = 2 * rows.div_ceil(128) * o.batches;
     let busy = 4 * cubes >= 3 * launch::multiprocessors(client);
     let whole = !o.triangles.masked() && !o.symmetric;
     let half = large.tensor.dtype != DType::F32;
-    half && whole && (WIDE + 1..=THIN).contains(cols) && busy && Hardware::of(client).wgmma
+    half && long && whole && (WIDE + 1..=THIN).contains(cols) && busy && Hardware::of(client).wgmma
 }
 
 /// Turns a product for wgmma so that its large operand is on the left, where that is the faster way.
@@ -145,7 +146,12 @@ pub(super) fn turn(o: &mut Problem, client: &Client) {
 
 /// The kernels for this problem, if the path is theirs; with `high` f32 precision only where they are exact at
 /// the rate of memory.
-pub(super) fn kernel(o: &mut Problem, client: &Client, high: bool) -> Option<Kernel> {
+pub(super) fn kernel(
+    o: &mut Problem,
+    client: &Client,
+    high: bool,
+    given: Option<&CubeTensor>,
+) -> Option<Kernel> {
     let oriented = Oriented::new(o);
     let (rows, cols) = (oriented.rows, oriented.cols);
     let dtype = oriented.large.tensor.dtype;
@@ -157,7 +163,8 @@ pub(super) fn kernel(o: &mut Problem, client: &Client, high: bool) -> Option<Ker
         && rows >= RATIO * cols
         && o.k >= RATIO * cols
         && bytes >= LEAST;
-    if !fits || (high && cols > FEW) || wide(&oriented, client) {
+    let families = wide(&oriented, client) && given.is_none_or(cuda::holds);
+    if !fits || (high && cols > FEW) || families {
         return None;
     }
     if dtype != DType::F32 && Hardware::of(client).async_copies {

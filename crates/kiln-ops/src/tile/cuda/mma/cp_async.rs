@@ -9,36 +9,13 @@
 
 use super::store::store;
 use super::warp::*;
-use crate::tile::cuda::copies::{Source, source};
+use crate::tile::cuda::copies::{copy_block, source};
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, TileGrid, work_index, work_tile};
 use crate::tile::finish::Finish;
 use crate::tile::view::{Operand, Order};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-
-/// Begins to copy the next block into the stage at `dst`, if there is one.
-#[cube]
-fn copy_block(
-    dst: u32,
-    a: &mut Source,
-    b: &mut Source,
-    there: bool,
-    grid: &TileGrid,
-    k: u32,
-    #[comptime] product: MmaProduct,
-) {
-    let (a_along_k, b_along_k) =
-        comptime!((product.a == Order::RowMajor, product.b == Order::ColMajor));
-    if there {
-        a.copy(dst, grid.m, k, comptime!(ROWS as u32), a_along_k);
-        let dst = dst + comptime!(product.a_bytes());
-        b.copy(dst, grid.n, k, comptime!(product.n as u32), b_along_k);
-    }
-    a.advance();
-    b.advance();
-    copy_commit();
-}
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
@@ -61,13 +38,15 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
     let a_bytes = comptime!(product.a_bytes());
     let stage_bytes = comptime!(a_bytes + product.b_bytes());
     let count = comptime!(product.fragments_n());
+    let positions = comptime!([ROWS as u32, product.n as u32]);
+    let along_k = comptime!([product.a == Order::RowMajor, product.b == Order::ColMajor]);
     let mut shared = Shared::<[u32]>::new_aligned_slice(
         comptime!((stages * stage_bytes / 4) as usize),
         1024usize,
     );
     let base = generic_to_shared::<u32>(shared.as_ptr());
     let (a_base, b_base) = (global_address::<E>(a.as_ptr()), global_address::<E>(b.as_ptr()));
-    let (a_line, b_line) = (u64::cast_from(a_operand.ld * 2), u64::cast_from(b_operand.ld * 2));
+    let (a_line, b_line) = (u64::cast_from(a_operand.ld) * 2, u64::cast_from(b_operand.ld) * 2);
     let lanes = lanes(base, base + a_bytes, product);
 
     let mut round = 0u32;
@@ -77,8 +56,8 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
         let tile = work_tile(at, &grid, product.scheduler);
         let row0 = tile.row * comptime!(ROWS as u32);
         let col0 = tile.col * comptime!(product.n as u32);
-        let a_at = a_base + u64::cast_from(tile.a as usize * a_operand.batch_stride * 2);
-        let b_at = b_base + u64::cast_from(tile.b as usize * b_operand.batch_stride * 2);
+        let a_at = a_base + u64::cast_from(tile.a) * u64::cast_from(a_operand.batch_stride) * 2;
+        let b_at = b_base + u64::cast_from(tile.b) * u64::cast_from(b_operand.batch_stride) * 2;
         let first = tile.block;
 
         let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(8 * count));
@@ -87,17 +66,15 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
             sums[i] = Vector::new(0.0f32);
         }
         let k_first = first * comptime!(DEPTH as u32);
-        let mut a_source =
-            source(a_at, a_line, row0, k_first, comptime!(product.a == Order::RowMajor));
-        let mut b_source =
-            source(b_at, b_line, col0, k_first, comptime!(product.b == Order::ColMajor));
+        let mut a_source = source(a_at, a_line, row0, k_first, grid.m, k, along_k[0]);
+        let mut b_source = source(b_at, b_line, col0, k_first, grid.n, k, along_k[1]);
         // The stages of the tile before have all been read.
         sync_cube();
         #[unroll]
         for s in 0..comptime!(stages - 1) {
             let dst = base + comptime!(s * stage_bytes);
             let there = s < tile.depth;
-            copy_block(dst, &mut a_source, &mut b_source, there, &grid, k, product);
+            copy_block(dst, &mut a_source, &mut b_source, there, positions, along_k);
         }
         // Fragments of the step at hand and of the next.
         let mut left = Array::<Vector<u32, Const<4>>>::new(8usize);
@@ -113,7 +90,7 @@ pub(super) fn mma_kernel<E: Float, C: Float, O: Float, V: Size>(
             // All at once: spread over the steps they cost 15 %.
             let into = base + (stage + comptime!(stages - 1)) % stages * stage_bytes;
             let there = block + comptime!(stages - 1) < tile.depth;
-            copy_block(into, &mut a_source, &mut b_source, there, &grid, k, product);
+            copy_block(into, &mut a_source, &mut b_source, there, positions, along_k);
             stage += 1;
             if stage == stages {
                 stage = 0u32;

@@ -69,7 +69,7 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
         for e in 0..width {
             let col = col + comptime!(e as u32);
             // Of an odd width the second one is in the row's padding.
-            let inside = min(col, grid.n - 1) as usize;
+            let inside = if comptime!(e > 0) { min(col, grid.n - 1) } else { col } as usize;
             let sum = fragment.extract(comptime!(first + e));
             let mut x = finish.element::<C>(
                 sum,

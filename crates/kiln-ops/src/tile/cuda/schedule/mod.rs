@@ -51,7 +51,7 @@ pub(crate) struct TileGrid {
     pub(crate) b_step: u32,
     /// Blocks of K of one product; those of the second of a sum of two follow.
     pub(crate) single: u32,
-    /// Rows and columns of the result.
+    /// Rows and columns of the product.
     pub(crate) m: u32,
     pub(crate) n: u32,
 }

@@ -77,8 +77,8 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
     let add = add.unwrap_or_else(unused);
     let scales = p.alpha.scales.clone().filter(|_| store.linear.device_scale);
     let dtypes = [p.a.tensor.dtype, add.dtype, target.dtype].map(dtype_to_elem_type);
-    // The rows of the joined result are those of `out`.
     let [rows, cols] = if p.transposed { [p.n, p.m] } else { [p.m, p.n] };
+    // The rows of the joined result are those of `out`.
     let result = |tensor: &CubeTensor, matrices: usize, pitch: usize| {
         map(tensor, [matrices, rows, cols], [rows * pitch, pitch], 64)
     };

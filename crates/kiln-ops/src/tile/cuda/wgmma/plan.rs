@@ -62,12 +62,13 @@ pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Pla
     // Of joined products a tile holds the same columns of both products, in whole chunks, and all of K.
     for (n, stage) in TILES.into_iter().filter(|(n, _)| !dual.joins() || n.is_multiple_of(128)) {
         let columns = dual.columns(n);
-        // All columns in one tile, and then in the narrowest.
-        let single = p.n <= columns;
-        if (single && p.n + 64 <= columns) || (!single && n < ROWS) {
+        let all = p.n <= columns;
+        let too_wide = p.n + 64 <= columns;
+        let too_narrow = n < ROWS && !all;
+        if too_wide || too_narrow {
             continue;
         }
-        let stage = if single { f64::max(stage, READ) } else { stage };
+        let stage = if all { f64::max(stage, READ) } else { stage };
         let places = match p.symmetric {
             true => order::symmetric_tiles(p.m, columns),
             false => p.m.div_ceil(ROWS) * p.n.div_ceil(columns),

@@ -1,0 +1,84 @@
+//! The gate must convict gradients that are 2 % off everywhere, of every operator, in bf16: the bound of a single
+//! element that has gone through several roundings is wider than that.
+
+use burn::tensor::{DType, Tensor};
+use kiln_bench::gate::{self, Check, Options, Report};
+use kiln_bench::host::BoundedTensor;
+use kiln_bench::registry::{self, Call, Case, Dims, HostCall, Operator, Scale, Spec, Work};
+use kiln_ops::{OpError, device};
+
+/// An operator whose gradients are too large by this factor.
+struct Off {
+    op: &'static dyn Operator,
+    factor: f64,
+}
+
+impl Operator for Off {
+    fn spec(&self) -> &'static Spec {
+        self.op.spec()
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let off = |y: Tensor<1>| {
+            let value = y.clone().detach();
+            // Nothing, with a gradient.
+            let none = (y - value.clone()).mul_scalar(self.factor);
+            value + none
+        };
+        Ok(self.op.run(call)?.into_iter().map(off).collect())
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
+        self.op.oracle(call)
+    }
+
+    fn oracle_backward(
+        &self,
+        call: &HostCall<'_>,
+        cotangents: &[BoundedTensor],
+    ) -> Vec<BoundedTensor> {
+        self.op.oracle_backward(call, cotangents)
+    }
+
+    fn tf32_reference(&self) -> bool {
+        self.op.tf32_reference()
+    }
+
+    fn fit(&self, dims: &mut Dims) {
+        self.op.fit(dims);
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let elements = |case: &Case| -> usize {
+            case.shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
+        };
+        self.op.cases().into_iter().filter(|case| elements(case) < 40_000).collect()
+    }
+
+    fn shapes(&self, _: Scale) -> Vec<Case> {
+        vec![]
+    }
+
+    fn work(&self, _: &Case, _: DType) -> (Work, Work) {
+        Default::default()
+    }
+}
+
+fn verify(op: &'static dyn Operator, factor: f64) -> Report {
+    let device = device::open("cpu").expect("the CPU is always there").device;
+    let options = Options { seed: 5, fuzz: 0, family: None };
+    gate::verify(&Off { op, factor }, DType::BF16, &device, options)
+}
+
+#[test]
+fn gradients_two_percent_off_are_convicted() {
+    for op in registry::all() {
+        let name = op.spec().name;
+        let right = verify(*op, 1.0);
+        assert!(right.green(), "{name}: {:?}", right.failures);
+        let off = verify(*op, 1.02);
+        assert_eq!(off.failed(Check::Forward), 0, "{name}: {:?}", off.failures);
+        let convicted = off.failed(Check::Gradients) + off.failed(Check::Bias);
+        assert!(convicted > 0, "{name}: gradients 2 % off got through");
+    }
+}

@@ -1,0 +1,207 @@
+//! Results against the numbers of an oracle: element by element, and by lines.
+//!
+//! An element is right if |out − ref| ≤ bound. That lets a gradient pass that is 2 % off in all elements
+//! where a bound is wider than that. So lines are looked at too: with e = out − ref and weights w,
+//!
+//! |Σ w·e| ≤ Σ|w|·bias + λ·(Σ|w|·shared + √(Σ w²·deviation²))
+//!
+//! where roundings average out but for those that the line shares, as a row does those of its norm or its
+//! log-sum-exp. With w = 1 that is the mean error of a line, with w = ref by how much the line as a whole is
+//! too large or too small. Lines are the rows, the columns, and all elements at once.
+
+use super::bounded::{Bounded, LAMBDA};
+use super::number::Number;
+
+/// Where a comparison is nearest to its bound, or furthest over it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Worst {
+    /// The error over what is allowed: over 1 is too much.
+    pub ratio: f64,
+    /// Where.
+    pub place: Place,
+    /// The error.
+    pub error: f64,
+    /// What is allowed.
+    pub allowed: f64,
+}
+
+/// A place in a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Row and column of an element.
+    Element(usize, usize),
+    /// A row.
+    Row(usize),
+    /// A column.
+    Column(usize),
+    /// Everywhere.
+    All,
+}
+
+/// The outcome of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Comparison {
+    /// Of the elements; none if there are none.
+    pub elements: Option<Worst>,
+    /// Of the lines.
+    pub lines: Option<Worst>,
+    /// Elements over their bound.
+    pub wrong: usize,
+    /// Elements that are infinite or not a number where the oracle is finite.
+    pub not_finite: usize,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Element(row, column) => write!(f, "row {row}, column {column}"),
+            Self::Row(row) => write!(f, "row {row}"),
+            Self::Column(column) => write!(f, "column {column}"),
+            Self::All => f.write_str("all elements"),
+        }
+    }
+}
+
+impl Worst {
+    fn new(error: f64, allowed: f64, place: Place) -> Self {
+        // Where nothing is allowed, nothing is right; NaN is over everything.
+        let ratio = match error.abs() {
+            0.0 => 0.0,
+            size if size.is_nan() || allowed.is_nan() => f64::INFINITY,
+            size if size.is_infinite() && allowed.is_infinite() => 1.0,
+            size => size / allowed,
+        };
+        Self { ratio, place, error, allowed }
+    }
+
+    /// Whether it is too much.
+    pub fn exceeds(&self) -> bool {
+        self.ratio > 1.0
+    }
+
+    fn or(self, other: Option<Self>) -> Option<Self> {
+        Some(other.filter(|other| other.ratio >= self.ratio).unwrap_or(self))
+    }
+}
+
+impl std::fmt::Display for Worst {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { ratio, place, error, allowed } = self;
+        write!(f, "{error:.2e} off at {place} where {allowed:.2e} is allowed ({ratio:.2} times)")
+    }
+}
+
+impl Comparison {
+    /// Whether every element and every line is within what is allowed.
+    pub fn passes(&self) -> bool {
+        [self.elements, self.lines].iter().flatten().all(|worst| !worst.exceeds())
+    }
+}
+
+/// Compares `out` with what an oracle made of a matrix with rows of `columns` elements.
+///
+/// # Panics
+///
+/// If there are not as many of the one as of the other.
+pub fn compare(out: &[f64], reference: &[Bounded], columns: usize) -> Comparison {
+    assert_eq!(out.len(), reference.len(), "elements of a result and of its reference");
+    let mut found = Comparison::default();
+    if out.is_empty() {
+        return found;
+    }
+    let columns = columns.max(1);
+    let mut places = Vec::with_capacity(out.len());
+    for (i, (out, reference)) in out.iter().zip(reference).enumerate() {
+        let value = reference.value();
+        let same = *out == value || (out.is_nan() && value.is_nan());
+        let error = if same { 0.0 } else { out - value };
+        let place = Place::Element(i / columns, i % columns);
+        let worst = Worst::new(error, reference.bound(), place);
+        found.wrong += usize::from(worst.exceeds());
+        found.not_finite += usize::from(!out.is_finite() && value.is_finite());
+        found.elements = worst.or(found.elements);
+        let counts = out.is_finite() && value.is_finite() && reference.bound().is_finite();
+        places.push(counts.then_some((error, reference)));
+    }
+    found.lines = lines(&places, columns);
+    found
+}
+
+/// An element of a line: what it is off, and what it should be. None where that is not finite.
+type Element<'a> = Option<(f64, &'a Bounded)>;
+
+/// The worst of the rows, the columns and all elements.
+fn lines(elements: &[Element<'_>], columns: usize) -> Option<Worst> {
+    let rows: Vec<[Line; 2]> =
+        elements.chunks(columns).map(|row| line(row.iter(), |of| of.errors().row)).collect();
+    let column = |i: usize| line(elements[i..].iter().step_by(columns), |of| of.errors().column);
+    let columns: Vec<[Line; 2]> = (0..columns).map(column).collect();
+    let of = |lines: &[[Line; 2]], place: fn(usize) -> Place| -> Option<Worst> {
+        let each = lines.iter().enumerate().flat_map(|(i, both)| both.iter().map(move |l| (i, l)));
+        let worst = each.map(|(i, line)| Worst::new(line.error, line.allowed(), place(i)));
+        worst.reduce(|worst, other| other.or(Some(worst)).unwrap_or(other))
+    };
+    let all = [0, 1].map(|weight| all(&rows, &columns, weight));
+    let worst = all[0].or(Some(all[1]));
+    let worst = worst.and_then(|worst| worst.or(of(&columns, Place::Column)));
+    worst.and_then(|worst| worst.or(of(&rows, Place::Row)))
+}
+
+/// What is added up along a line, for one weight.
+#[derive(Clone, Copy, Default)]
+struct Line {
+    error: f64,
+    bias: f64,
+    shared: f64,
+    squares: f64,
+    /// Σ|w|·bound: more than that no line is off.
+    most: f64,
+}
+
+impl Line {
+    fn allowed(&self) -> f64 {
+        self.most.min(self.bias + LAMBDA * (self.shared + self.squares.sqrt()))
+    }
+}
+
+/// A line by both weights.
+///
+/// Elements that should be the same number are made in the same way from the same numbers and are rounded alike:
+/// 50257 logits in bf16 have some hundred values. They count as one rounding, as often as they are there.
+fn line<'a>(
+    elements: impl Iterator<Item = &'a Element<'a>>,
+    shared: fn(&Bounded) -> f64,
+) -> [Line; 2] {
+    let mut elements: Vec<&(f64, &Bounded)> = elements.flatten().collect();
+    elements.sort_unstable_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()));
+    let mut lines = [Line::default(); 2];
+    for alike in elements.chunk_by(|(_, a), (_, b)| a.value() == b.value()) {
+        let mut rounded = [0.0; 2];
+        for (error, of) in alike {
+            let errors = of.errors();
+            for ((line, rounded), weight) in
+                lines.iter_mut().zip(&mut rounded).zip([1.0, of.value()])
+            {
+                let size = weight.abs();
+                line.error += weight * error;
+                line.bias += size * errors.bias;
+                line.shared += size * shared(of);
+                line.most += size * errors.bound();
+                *rounded += size * errors.deviation();
+            }
+        }
+        lines.iter_mut().zip(rounded).for_each(|(line, rounded)| line.squares += rounded * rounded);
+    }
+    lines
+}
+
+/// All elements: what a row shares is independent of what the next one does.
+fn all(rows: &[[Line; 2]], columns: &[[Line; 2]], weight: usize) -> Worst {
+    let total = |of: fn(&Line) -> f64| rows.iter().map(|both| of(&both[weight])).sum::<f64>();
+    let shared = |lines: &[[Line; 2]]| {
+        lines.iter().map(|both| both[weight].shared.powi(2)).sum::<f64>().sqrt()
+    };
+    let roundings = shared(rows) + shared(columns) + total(|l| l.squares).sqrt();
+    let allowed = total(|l| l.most).min(total(|l| l.bias) + LAMBDA * roundings);
+    Worst::new(total(|l| l.error), allowed, Place::All)
+}

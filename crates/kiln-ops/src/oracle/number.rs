@@ -1,0 +1,150 @@
+//! What oracles compute with: plain float64, or a value with its [bound](super::Bounded).
+//!
+//! An oracle is the formula, with a word where implementations round ([`stored`](Number::stored)) and
+//! where numbers share an error ([`of_row`](Number::of_row)). Of float64 these words change nothing.
+
+use super::rounding::Path;
+use std::fmt::Debug;
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// A number of an oracle.
+///
+/// An operation with a plain `f64` is one with a constant that implementations hold in f32.
+pub trait Number:
+    Copy
+    + Debug
+    + Neg<Output = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Add<f64, Output = Self>
+    + Sub<f64, Output = Self>
+    + Mul<f64, Output = Self>
+    + Div<f64, Output = Self>
+{
+    /// A number without an error.
+    fn exact(value: f64) -> Self;
+
+    /// The float64 result.
+    fn value(self) -> f64;
+
+    /// Whose roundings are meant.
+    fn path(self) -> Path;
+
+    /// e^x.
+    fn exp(self) -> Self;
+
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+
+    /// x^-½.
+    fn rsqrt(self) -> Self;
+
+    /// 1 / (1 + e^-x).
+    fn sigmoid(self) -> Self;
+
+    /// Rounded to the element type of the operation.
+    fn stored(self) -> Self;
+
+    /// [`stored`](Self::stored) by that implementation only.
+    fn stored_by(self, path: Path) -> Self {
+        if self.path() == path { self.stored() } else { self }
+    }
+
+    /// Nothing, plus or minus what one [`stored`](Self::stored) of the number is off: to be added to a sum
+    /// whose terms are rounded, but have a common factor outside of it.
+    fn storing(self) -> Self;
+
+    /// The error is common to a row: of its norm, of its log-sum-exp. It does not average out along the row.
+    fn of_row(self) -> Self;
+
+    /// Off by so many roundings of f32 beside, all in one direction.
+    fn off_by(self, roundings: f64) -> Self;
+
+    /// Σ terms, in f32 and in any order.
+    ///
+    /// The terms' errors have to be independent: what they share is multiplied in afterwards.
+    fn sum(terms: impl IntoIterator<Item = Self>) -> Self;
+
+    /// Σ left · right, as [`sum`](Self::sum), by whatever multiplies matrices.
+    fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self;
+
+    /// op(A) · op(B) of row-major A and B, `[m, k]` · `[k, n]` after the transposes that `turned` asks for.
+    fn product(a: &[Self], b: &[Self], sizes: [usize; 3], turned: [bool; 2]) -> Vec<Self>;
+}
+
+impl Number for f64 {
+    fn exact(value: f64) -> Self {
+        value
+    }
+
+    fn value(self) -> f64 {
+        self
+    }
+
+    fn path(self) -> Path {
+        Path::Fused
+    }
+
+    fn exp(self) -> Self {
+        self.exp()
+    }
+
+    fn ln(self) -> Self {
+        self.ln()
+    }
+
+    fn rsqrt(self) -> Self {
+        1.0 / self.sqrt()
+    }
+
+    fn sigmoid(self) -> Self {
+        1.0 / (1.0 + (-self).exp())
+    }
+
+    fn stored(self) -> Self {
+        self
+    }
+
+    fn storing(self) -> Self {
+        0.0
+    }
+
+    fn of_row(self) -> Self {
+        self
+    }
+
+    fn off_by(self, _roundings: f64) -> Self {
+        self
+    }
+
+    fn sum(terms: impl IntoIterator<Item = Self>) -> Self {
+        terms.into_iter().sum()
+    }
+
+    fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self {
+        terms.into_iter().map(|(a, b)| a * b).sum()
+    }
+
+    fn product(
+        a: &[Self],
+        b: &[Self],
+        [m, k, n]: [usize; 3],
+        [turned_a, turned_b]: [bool; 2],
+    ) -> Vec<Self> {
+        let turned =
+            turned_b.then(|| -> Vec<f64> { (0..k * n).map(|i| b[i % n * k + i / n]).collect() });
+        let b = turned.as_deref().unwrap_or(b);
+        let mut c = vec![0.0; m * n];
+        for (i, row) in c.chunks_exact_mut(n.max(1)).enumerate() {
+            for (x, right) in b.chunks_exact(n.max(1)).enumerate() {
+                let left = if turned_a { a[x * m + i] } else { a[i * k + x] };
+                for (c, right) in row.iter_mut().zip(right) {
+                    *c += left * right;
+                }
+            }
+        }
+        c
+    }
+}
