@@ -1,8 +1,7 @@
 //! Scans and reductions against float64 on the host: exactly where every step is exact, which shows
 //! that each item counts once and in its place, and within the bounds of rounding elsewhere.
 
-#[allow(dead_code)] // some of it is for operators
-#[path = "../common/mod.rs"]
+#[path = "../common/basics.rs"]
 mod common;
 mod host;
 mod ops;
