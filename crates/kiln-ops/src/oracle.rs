@@ -20,6 +20,7 @@ pub use compare::{Comparison, Place, Worst, compare};
 pub use format::Format;
 pub use number::Number;
 pub use rounding::{Path, Products, Rounding};
+pub use sums::block_errors;
 
 pub use crate::add_rms_norm::oracle as add_rms_norm;
 pub use crate::attention::oracle as attention;

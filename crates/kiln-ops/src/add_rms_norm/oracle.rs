@@ -27,6 +27,6 @@ pub fn backward<N: Number>(
 }
 
 /// What is normalised, as it is stored.
-fn sum<N: Number>(x: &[N], residual: &[N]) -> Vec<N> {
+pub fn sum<N: Number>(x: &[N], residual: &[N]) -> Vec<N> {
     x.iter().zip(residual).map(|(a, b)| (*a + *b).stored()).collect()
 }

@@ -25,13 +25,7 @@ pub fn forward<N: Number>(q: &[N], k: &[N], v: &[N], d: Dims, causal: bool, scal
     for (group, q) in q.chunks_exact((d.rows() * d.width).max(1)).enumerate() {
         let [k, v] = [k, v].map(|of| d.keys_of(of, group));
         for row in 0..d.rows() {
-            let softmax = Softmax::new(q, k, row, d, causal, scale);
-            let e = &softmax.exponentials;
-            y.extend((0..d.width).map(|i| {
-                let with = |of: Vec<N>| N::dot(of.into_iter().zip(d.column(v, i)));
-                let stored = e.iter().map(|e| softmax.probability(*e).storing()).collect();
-                (with(e.clone()) * softmax.inverse + with(stored)).of_row().stored()
-            }));
+            y.extend(Query::new(q, k, row, d, causal, scale).output(v));
         }
     }
     y
@@ -54,16 +48,23 @@ pub fn backward<N: Number>(
         // Probabilities and gradients of the scores, a row for each query of the group.
         let (mut p, mut ds) = (vec![], vec![]);
         for row in 0..d.rows() {
-            let softmax = Softmax::new(q, k, row, d, causal, scale);
-            let dy = &dy[row * d.width..][..d.width];
-            p.extend(softmax.probabilities(d.keys));
-            ds.extend(softmax.backward(k, v, dy, d, scale, &mut dq));
+            let query = Query::new(q, k, row, d, causal, scale);
+            let scores = query.scores(v, d.row(dy, row));
+            dq.extend(query.gradient(k, &scores));
+            p.extend(query.probabilities());
+            ds.extend(query.stored(scores));
         }
-        let sizes = [d.keys, d.rows(), d.width];
-        dk.extend(N::product(&ds, q, sizes, [true, false]).into_iter().map(N::stored));
-        dv.extend(N::product(&p, dy, sizes, [true, false]).into_iter().map(N::stored));
+        dk.extend(of_keys(&ds, q, d.keys, d));
+        dv.extend(of_keys(&p, dy, d.keys, d));
     }
     (dq, dk, dv)
+}
+
+/// dk of `keys` keys of a group from the gradients of their scores, a row for each query of `q`; or dv from
+/// their probabilities and dy.
+pub fn of_keys<N: Number>(scores: &[N], q: &[N], keys: usize, d: Dims) -> Vec<N> {
+    let product = N::product(scores, q, [keys, d.rows(), d.width], [true, false]);
+    product.into_iter().map(N::stored).collect()
 }
 
 impl Dims {
@@ -86,17 +87,27 @@ impl Dims {
     }
 }
 
-/// The probabilities of the keys that a query sees: e^(s − largest) / Σ.
+/// A query and the probabilities of the keys that it sees: e^(s − largest) / Σ.
 ///
 /// 1/Σ is common to all of them, and its error does not average out in sums over the keys: it is multiplied
 /// in afterwards.
-struct Softmax<N> {
+pub struct Query<N> {
+    d: Dims,
+    scale: f64,
     exponentials: Vec<N>,
     inverse: N,
 }
 
-impl<N: Number> Softmax<N> {
-    fn new(q: &[N], k: &[N], row: usize, d: Dims, causal: bool, scale: f64) -> Self {
+/// The gradients of the scores of a query, p·(dp − Σ p·dp)·scale, and what they are made of.
+pub struct Scores<N> {
+    gradients: Vec<N>,
+    pulled: Vec<N>,
+    delta: N,
+}
+
+impl<N: Number> Query<N> {
+    /// That of a row of `q`; `q` and `k` are those of a group.
+    pub fn new(q: &[N], k: &[N], row: usize, d: Dims, causal: bool, scale: f64) -> Self {
         let t = row % d.queries;
         let seen = if causal { (t + d.keys + 1).saturating_sub(d.queries) } else { d.keys };
         let q = d.row(q, row);
@@ -112,7 +123,18 @@ impl<N: Number> Softmax<N> {
         let sum = N::sum(exponentials.iter().copied());
         let one = N::exact(1.0);
         let inverse = if seen == 0 { one } else { (one / sum).of_row() };
-        Self { exponentials, inverse }
+        Self { d, scale, exponentials, inverse }
+    }
+
+    /// Its row of y.
+    pub fn output(&self, v: &[N]) -> Vec<N> {
+        let (d, e) = (self.d, &self.exponentials);
+        let column = |i: usize| {
+            let with = |of: Vec<N>| N::dot(of.into_iter().zip(d.column(v, i)));
+            let stored = e.iter().map(|e| self.probability(*e).storing()).collect();
+            (with(e.clone()) * self.inverse + with(stored)).of_row().stored()
+        };
+        (0..d.width).map(column).collect()
     }
 
     fn probability(&self, exponential: N) -> N {
@@ -120,15 +142,18 @@ impl<N: Number> Softmax<N> {
     }
 
     /// As they are stored; 0 of keys that are not seen.
-    fn probabilities(&self, keys: usize) -> Vec<N> {
+    pub fn probabilities(&self) -> Vec<N> {
         let seen = self.exponentials.iter().map(|e| self.probability(*e).stored());
-        let unseen = keys - self.exponentials.len();
-        seen.chain(std::iter::repeat_n(N::exact(0.0), unseen)).collect()
+        seen.chain(self.unseen()).collect()
     }
 
-    /// The gradients of the scores, p·(dp − Σ p·dp)·scale, as they are stored; adds a row to dq.
-    fn backward(&self, k: &[N], v: &[N], dy: &[N], d: Dims, scale: f64, dq: &mut Vec<N>) -> Vec<N> {
-        let e = &self.exponentials;
+    fn unseen(&self) -> impl Iterator<Item = N> {
+        std::iter::repeat_n(N::exact(0.0), self.d.keys - self.exponentials.len())
+    }
+
+    /// What its row of dy makes of the scores.
+    pub fn scores(&self, v: &[N], dy: &[N]) -> Scores<N> {
+        let (d, scale, e) = (self.d, self.scale, &self.exponentials);
         let dp = |s: usize| {
             let pairs = dy.iter().copied().zip(d.row(v, s).iter().copied());
             N::dot(pairs).stored_by(Path::Reference)
@@ -138,15 +163,23 @@ impl<N: Number> Softmax<N> {
         let delta = (N::sum(pulled.iter().copied()) * self.inverse).of_row();
         // Burn's way is four operations longer.
         let ds = |(e, dp): (&N, &N)| (self.probability(*e) * (*dp - delta) * scale).off_by(8.0);
-        let ds: Vec<N> = e.iter().zip(&dp).map(ds).collect();
-        dq.extend((0..d.width).map(|i| {
+        Scores { gradients: e.iter().zip(&dp).map(ds).collect(), pulled, delta }
+    }
+
+    /// Its row of dq.
+    pub fn gradient(&self, k: &[N], scores: &Scores<N>) -> Vec<N> {
+        let (d, e, Scores { gradients, pulled, delta }) = (self.d, &self.exponentials, scores);
+        let storing: Vec<N> = gradients.iter().map(|ds| ds.storing()).collect();
+        let column = |i: usize| {
             let with = |of: &[N]| N::dot(of.iter().copied().zip(d.column(k, i)));
-            let storing: Vec<N> = ds.iter().map(|ds| ds.storing()).collect();
-            let sums = (with(&pulled) - delta * with(e)) * self.inverse * scale;
+            let sums = (with(pulled) - *delta * with(e)) * self.inverse * self.scale;
             (sums + with(&storing)).of_row().stored()
-        }));
-        let unseen = d.keys - ds.len();
-        let stored = ds.into_iter().map(N::stored);
-        stored.chain(std::iter::repeat_n(N::exact(0.0), unseen)).collect()
+        };
+        (0..d.width).map(column).collect()
+    }
+
+    /// The gradients of the scores as they are stored; 0 of keys that are not seen.
+    pub fn stored(&self, scores: Scores<N>) -> Vec<N> {
+        scores.gradients.into_iter().map(N::stored).chain(self.unseen()).collect()
     }
 }

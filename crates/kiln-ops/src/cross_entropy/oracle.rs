@@ -38,7 +38,18 @@ pub fn backward<N: Number>(
     options: &CrossEntropyOptions,
     dloss: N,
 ) -> Vec<N> {
-    let grad = gradient(logits, targets, classes, options, dloss);
+    backward_rows(logits, targets, classes, options, dloss / count(targets, options))
+}
+
+/// The same of some rows: `factor` is the cotangent over the number of targets that count in all of them.
+pub fn backward_rows<N: Number>(
+    logits: &[N],
+    targets: &[i64],
+    classes: usize,
+    options: &CrossEntropyOptions,
+    factor: N,
+) -> Vec<N> {
+    let grad = gradient(logits, targets, classes, options, factor);
     grad.into_iter().map(N::stored).collect()
 }
 
@@ -48,29 +59,44 @@ pub(crate) fn gradient<N: Number>(
     targets: &[i64],
     classes: usize,
     options: &CrossEntropyOptions,
-    dloss: N,
+    factor: N,
 ) -> Vec<N> {
-    let factor = dloss / count(targets, options);
     let mut grad = Vec::with_capacity(logits.len());
     for (row, target) in logits.chunks_exact(classes).zip(targets) {
         if *target == options.ignore_index {
             grad.extend(row.iter().map(|_| N::exact(0.0)));
             continue;
         }
-        let of = Normaliser::new(row);
-        let lse = of.log_sum_exp();
-        let slope = of.slope(options) * factor;
-        for (class, x) in row.iter().enumerate() {
-            // Kernels divide by the classes and take the target out afterwards.
-            let wanted = (factor * wanted(class, *target, classes, options)).off_by(8.0);
-            grad.push((*x - lse).exp() * slope - wanted);
-        }
+        let row_of_classes = row.iter().copied().enumerate();
+        grad.extend(of_classes(row_of_classes, *target, log_sum_exp(row), classes, options, factor));
     }
     grad
 }
 
+/// The gradient of some logits of a row, each with its class, from the log-sum-exp of the row.
+pub(crate) fn of_classes<N: Number>(
+    logits: impl IntoIterator<Item = (usize, N)>,
+    target: i64,
+    lse: N,
+    classes: usize,
+    options: &CrossEntropyOptions,
+    factor: N,
+) -> impl Iterator<Item = N> {
+    let scale = slope(lse, options) * factor;
+    logits.into_iter().map(move |(class, x)| {
+        // Kernels divide by the classes and take the target out afterwards.
+        let wanted = (factor * wanted(class, target, classes, options)).off_by(8.0);
+        (x - lse).exp() * scale - wanted
+    })
+}
+
+/// ln Σ e^x of a row.
+pub fn log_sum_exp<N: Number>(row: &[N]) -> N {
+    Normaliser::new(row).log_sum_exp()
+}
+
 /// Targets that count; 1 if none does.
-pub(crate) fn count(targets: &[i64], options: &CrossEntropyOptions) -> f64 {
+pub fn count(targets: &[i64], options: &CrossEntropyOptions) -> f64 {
     targets.iter().filter(|target| **target != options.ignore_index).count().max(1) as f64
 }
 
@@ -116,12 +142,13 @@ impl<N: Number> Normaliser<N> {
         (self.largest.off_by(6.0) + self.log).off_by(4.0).of_row()
     }
 
-    /// Factor of the softmax in the gradient.
-    pub(crate) fn slope(&self, options: &CrossEntropyOptions) -> N {
-        match options.z_loss {
-            0.0 => N::exact(1.0),
-            z_loss => self.log_sum_exp() * (2.0 * z_loss) + 1.0,
-        }
+}
+
+/// Factor of the softmax in the gradient.
+pub(crate) fn slope<N: Number>(lse: N, options: &CrossEntropyOptions) -> N {
+    match options.z_loss {
+        0.0 => N::exact(1.0),
+        z_loss => lse * (2.0 * z_loss) + 1.0,
     }
 }
 

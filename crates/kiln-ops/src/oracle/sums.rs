@@ -138,6 +138,16 @@ pub(super) fn dot(terms: impl IntoIterator<Item = (Bounded, Bounded)>) -> Bounde
     Bounded::new(taken.sum, brought.errors().plus(cost), rounding)
 }
 
+/// What adding up is off in a block of a product, in roots of the sums of squares over its elements: `sum` of
+/// these themselves, `norm` of all their terms, of which each has `count`.
+///
+/// It follows from what one element is off, which grows with |S|, ‖t‖ and Σ|t| ≤ √n·‖t‖: the root of a sum
+/// of squares of sums is at most the sum of those roots.
+pub fn block_errors(products: Products, count: f64, sum: f64, norm: f64) -> Errors {
+    let size = count.sqrt() * norm;
+    Terms { count, sum, size, squares: norm * norm }.cost(Some(products))
+}
+
 fn products(rounding: Option<Rounding>) -> Option<Products> {
     Some(rounding.map_or(Products::F32, |rounding| rounding.products))
 }

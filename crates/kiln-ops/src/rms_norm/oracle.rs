@@ -37,13 +37,18 @@ pub(crate) fn gradients<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) ->
         dx.extend((0..width).map(|i| r * weight[i] * dy[i] - back * row[i]));
         scales.push(r);
     }
-    let term =
-        |i: usize| move |(row, r): (usize, &N)| *r * x[row * width + i] * dy[row * width + i];
-    let dw = (0..width).map(|i| N::sum(scales.iter().enumerate().map(term(i)))).collect();
-    (dx, dw)
+    (dx, of_weight(x, &scales, dy, width))
 }
 
-fn scale<N: Number>(row: &[N], eps: f64) -> N {
+/// dw of `width` columns before it is stored, from the [`scale`] of every row.
+pub fn of_weight<N: Number>(x: &[N], scales: &[N], dy: &[N], width: usize) -> Vec<N> {
+    let term =
+        |i: usize| move |(row, r): (usize, &N)| *r * x[row * width + i] * dy[row * width + i];
+    (0..width).map(|i| N::sum(scales.iter().enumerate().map(term(i)))).collect()
+}
+
+/// What a row is multiplied by.
+pub fn scale<N: Number>(row: &[N], eps: f64) -> N {
     let mean = N::sum(row.iter().map(|x| *x * *x)) / row.len() as f64;
     (mean + eps).rsqrt().of_row()
 }

@@ -22,23 +22,66 @@ pub fn backward<N: Number>(
     w_gate: &[N],
     w_up: &[N],
     w_down: &[N],
-    [rows, width, inner]: [usize; 3],
+    sizes: [usize; 3],
     dy: &[N],
 ) -> [Vec<N>; 4] {
+    let units = units(x, w_gate, w_up, w_down, sizes, dy);
+    let dx = of_input(w_gate, w_up, &units, sizes);
+    let [dw_gate, dw_up, dw_down] = of_weights(x, dy, &units, sizes);
+    [dx, dw_gate, dw_up, dw_down]
+}
+
+/// What a backward makes of the inner units, a row for each of the input.
+pub struct Units<N> {
+    /// The gated product.
+    pub hidden: Vec<N>,
+    /// The gradient of x·w_gate.
+    pub dgate: Vec<N>,
+    /// The gradient of x·w_up.
+    pub dup: Vec<N>,
+}
+
+/// The inner units of these weights.
+pub fn units<N: Number>(
+    x: &[N],
+    w_gate: &[N],
+    w_up: &[N],
+    w_down: &[N],
+    [rows, width, inner]: [usize; 3],
+    dy: &[N],
+) -> Units<N> {
     let [gate, up] = products(x, [w_gate, w_up], [rows, width, inner]);
     let hidden = swiglu::forward(&gate, &up);
     let dhidden = stored(product(dy, w_down, rows, width, inner, false, true));
     let (dgate, dup) = swiglu::backward(&gate, &up, &dhidden);
+    Units { hidden, dgate, dup }
+}
+
+/// dx from all inner units.
+pub fn of_input<N: Number>(
+    w_gate: &[N],
+    w_up: &[N],
+    units: &Units<N>,
+    [rows, width, inner]: [usize; 3],
+) -> Vec<N> {
     // A kernel adds both products up in f32.
-    let one = product(&dgate, w_gate, rows, inner, width, false, true);
-    let other = product(&dup, w_up, rows, inner, width, false, true);
+    let one = product(&units.dgate, w_gate, rows, inner, width, false, true);
+    let other = product(&units.dup, w_up, rows, inner, width, false, true);
     let rounded = |part: &N| part.stored_by(Path::Reference);
-    let dx = one.iter().zip(&other).map(|(a, b)| (rounded(a) + rounded(b)).stored()).collect();
+    one.iter().zip(&other).map(|(a, b)| (rounded(a) + rounded(b)).stored()).collect()
+}
+
+/// dw_gate, dw_up and dw_down of these inner units, and of these columns of x and dy.
+pub fn of_weights<N: Number>(
+    x: &[N],
+    dy: &[N],
+    units: &Units<N>,
+    [rows, width, inner]: [usize; 3],
+) -> [Vec<N>; 3] {
     [
-        dx,
-        stored(product(x, &dgate, width, rows, inner, true, false)),
-        stored(product(x, &dup, width, rows, inner, true, false)),
-        stored(product(&hidden, dy, inner, rows, width, true, false)),
+        stored(product(x, &units.dgate, width, rows, inner, true, false)),
+        stored(product(x, &units.dup, width, rows, inner, true, false)),
+        stored(product(&units.hidden, dy, inner, rows, width, true, false)),
     ]
 }
 
