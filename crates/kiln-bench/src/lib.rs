@@ -5,6 +5,7 @@
 //! * [`registry`]: all of them by name. New operators join by a row.
 //! * [`gate`]: the correctness gate, `kiln verify`.
 //! * [`mod@bench`]: times behind the gate, `kiln bench`.
+//! * [`spot`]: the check of what is timed.
 //! * `ladder`: kernels of `tril_matmul` from naive to tensor cores, and two that cheat, `kiln bench
 //!   tril_matmul --ladder`.
 //! * [`op_io`]: one operator on tensors from a file, `kiln op`.
@@ -19,3 +20,4 @@ pub mod op_io;
 pub mod operator;
 pub mod registry;
 mod rows;
+pub mod spot;

@@ -2,6 +2,7 @@
 
 use crate::attributes::{Attribute, Attributes};
 use crate::host::{BoundedTensor, Input};
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
 use std::collections::BTreeMap;
@@ -198,13 +199,25 @@ pub trait Operator: Sync {
 
     /// The kernels of the backward, called past autodiff, whose bookkeeping on the host takes
     /// longer than many of them; none if the operator has no such way. What [`saved`](Self::saved) made
-    /// follows the inputs. For timing only.
+    /// follows the inputs. This is what `kiln bench` times; [`gradients`](Self::gradients) makes of it
+    /// what autodiff would, and gate and bench check that.
     fn backward_kernels(
         &self,
         _call: &Call<'_>,
         _cotangents: &[Tensor<1>],
     ) -> Option<Vec<Tensor<2>>> {
         None
+    }
+
+    /// The gradients of the float inputs from what [`backward_kernels`](Self::backward_kernels)
+    /// returned: one for each, flat, as autodiff hands them over.
+    fn gradients(
+        &self,
+        _call: &Call<'_>,
+        _cotangents: &[Tensor<1>],
+        kernels: Vec<Tensor<2>>,
+    ) -> Vec<Tensor<1>> {
+        kernels.into_iter().map(|gradient| gradient.flatten(0, 1)).collect()
     }
 
     /// The outputs in float64, and how far an implementation may be off.
@@ -216,6 +229,16 @@ pub trait Operator: Sync {
         call: &HostCall<'_>,
         cotangents: &[BoundedTensor],
     ) -> Vec<BoundedTensor>;
+
+    /// Checks parts of a call that is too large for the oracle as a whole: what is timed. By default some
+    /// rows, for operators whose rows stand for themselves.
+    ///
+    /// # Errors
+    ///
+    /// One line if a result is wrong or cannot be read.
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::rows(self, spot, &[])
+    }
 
     /// Whether it is made of tile products, which come in families: the gate runs them all.
     fn tiled(&self) -> bool {
@@ -238,6 +261,16 @@ pub trait Operator: Sync {
 
     /// The least work of the forward and of the backward.
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work);
+}
+
+/// The inputs of the backward kernels: those of the call, and what its forward keeps.
+pub(crate) fn with_saved(
+    op: &dyn Operator,
+    inputs: Vec<Input>,
+    attributes: &Attributes,
+) -> Vec<Input> {
+    let saved = op.saved(&Call { inputs: &inputs, attributes });
+    inputs.into_iter().chain(saved.into_iter().map(Input::of)).collect()
 }
 
 /// Sizes of the dimensions that a spec names.

@@ -1,9 +1,10 @@
 //! Times behind the gate: `kiln bench`.
 //!
-//! An operator whose gate is red gets no time. Kernel and reference are timed in alternation on
-//! random data that rotates through more memory than a cache holds, by the device's own clock over
-//! bursts of calls, warm; the middle of the bursts is reported with its spread. Ceilings (a copy, a
-//! matmul, the smallest launch) are measured in the same run.
+//! An operator whose gate is red gets no time, nor does a call whose own results are
+//! [wrong](crate::spot). Kernel and reference are timed in alternation on random data that rotates
+//! through more memory than a cache holds, by the device's own clock over bursts of calls, warm; the
+//! middle of the bursts is reported with its spread. Ceilings (a copy, a matmul, the smallest launch)
+//! are measured in the same run.
 
 mod ceilings;
 mod compare;
@@ -173,7 +174,7 @@ impl Run {
 ///
 /// # Errors
 ///
-/// One line if the gate is red or the device fails.
+/// One line if the gate is red, if what is timed is wrong, or if the device fails.
 pub fn bench(
     op: &dyn Operator,
     plan: &Plan,
@@ -224,6 +225,14 @@ fn rows(
         let mut extra = vec![];
         for implementation in implementations {
             extra.push(workload.warm_up(*implementation)?);
+        }
+        for implementation in implementations {
+            let rounding = gate::rounding(op, plan.dtype, device, *implementation, plan.family);
+            let results = workload.results(*implementation)?;
+            workload.check(*implementation, rounding, &results).map_err(|what| {
+                let what = format!("{case}, {pass}, {implementation}: {what}");
+                format!("{}: what is timed is wrong, so no time ({what})", op.spec().name)
+            })?;
         }
         for _ in 0..plan.rounds {
             for (times, implementation) in times.iter_mut().zip(implementations) {

@@ -5,15 +5,17 @@ use burn::tensor::Device;
 /// Launches that were recorded once and run again as a whole: what the device needs for them, without
 /// the host's time between one launch and the next.
 #[cfg(feature = "cube")]
-pub(crate) struct Recording {
+pub(crate) struct Recording<T> {
     graph: burn::backend::BackendGraph<burn::backend::Dispatch>,
+    /// What `work` returned while it was recorded. Every run writes its tensors anew.
+    pub(crate) results: T,
 }
 
 #[cfg(feature = "cube")]
-impl Recording {
+impl<T> Recording<T> {
     /// Records what `work` launches, where the device can record. `work` runs twice: what it allocates
     /// the second time must be what it freed the first.
-    pub(crate) fn new(device: &Device, work: impl Fn()) -> Option<Self> {
+    pub(crate) fn new(device: &Device, work: impl Fn() -> T) -> Option<Self> {
         use burn::backend::{Backend, Dispatch};
         if !kiln_ops::device::is_cuda(device) {
             return None;
@@ -21,11 +23,14 @@ impl Recording {
         device.sync().ok()?;
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).ok()?;
-        work();
+        // Burn's fusion leaves out what is dropped before it ran, and the memory for it.
+        let first = work();
+        device.sync().ok()?;
+        drop(first);
         Dispatch::graph_start_capture(dispatch).ok()?;
-        work();
+        let results = work();
         let graph = Dispatch::graph_stop_capture(dispatch).ok()?;
-        Some(Self { graph })
+        Some(Self { graph, results })
     }
 
     /// Runs it; returns the seconds that the device took.

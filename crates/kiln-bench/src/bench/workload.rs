@@ -3,8 +3,11 @@
 use super::{Pass, launches, timer};
 use crate::attributes::Attributes;
 use crate::host::{HostTensor, Input};
+use crate::operator::with_saved;
 use crate::registry::{Call, Case, Holds, Operator};
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use crate::spot::Spot;
+use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
+use kiln_ops::oracle::Rounding;
 use kiln_ops::policy::{self, Implementation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -36,7 +39,23 @@ pub(super) struct Workload<'a> {
     calls: [AtomicUsize; 2],
     /// The bursts, where the device can record them; they end before what they read.
     #[cfg(feature = "cube")]
-    recordings: [std::sync::OnceLock<Option<timer::Recording>>; 2],
+    recordings: [std::sync::OnceLock<Option<timer::Recording<Vec<Left>>>>; 2],
+}
+
+/// What a call left.
+#[derive(Clone)]
+enum Left {
+    /// Its outputs, or the gradients of the float inputs.
+    Results(Vec<Tensor<1>>),
+    /// What the backward kernels returned.
+    Kernels(Vec<Tensor<2>>),
+}
+
+/// What the last call of a burst left.
+enum Last {
+    Left(Left),
+    /// A walk through a graph.
+    Gradients(Gradients),
 }
 
 /// What a single warm call told.
@@ -91,12 +110,10 @@ impl<'a> Workload<'a> {
         let mut plain = None;
         if backward && kiln_ops::device::is_cube(device) {
             let inner: Vec<_> = cotangents.iter().map(|t| t.clone().inner()).collect();
-            let with_saved = |set: &Vec<Input>| -> Vec<Input> {
-                let inputs: Vec<_> = set.iter().map(Input::inner).collect();
-                let saved = op.saved(&Call { inputs: &inputs, attributes: &attributes });
-                inputs.into_iter().chain(saved.into_iter().map(Input::of)).collect()
+            let plain_of = |set: &Vec<Input>| -> Vec<Input> {
+                with_saved(op, set.iter().map(Input::inner).collect(), &attributes)
             };
-            let sets: Vec<Vec<_>> = sets.iter().map(with_saved).collect();
+            let sets: Vec<Vec<_>> = sets.iter().map(plain_of).collect();
             let call = Call { inputs: &sets[0], attributes: &attributes };
             if op.backward_kernels(&call, &inner).is_some() {
                 plain = Some((sets, inner));
@@ -147,50 +164,47 @@ impl<'a> Workload<'a> {
             .ok_or_else(|| "no output".into())
     }
 
-    /// Seconds of `calls` calls.
-    fn time(&self, calls: usize, implementation: Implementation) -> Result<f64, String> {
-        self.measure(calls, implementation).map(|(time, _)| time)
+    /// Whether the pass is a walk through a graph of autodiff.
+    fn walks(&self, implementation: Implementation) -> bool {
+        self.pass == Pass::Backward && self.kernels(implementation).is_none()
     }
 
-    /// Seconds of `calls` calls, and the kernels that each of them launched.
-    fn measure(&self, calls: usize, implementation: Implementation) -> Result<(f64, u64), String> {
-        let (outcome, launches) = match self.pass {
-            Pass::Forward => timed(self.device, || {
-                let mut kept = vec![];
-                for turn in 0..calls {
-                    let outputs = self.forward(turn, implementation)?;
-                    if keeps(implementation) {
-                        kept.push(outputs);
-                    }
-                }
-                Ok(kept)
-            }),
-            Pass::Backward if let Some((sets, cotangents)) = self.kernels(implementation) => {
-                timed(self.device, || {
-                    for turn in 0..calls {
-                        let inputs = &sets[turn % sets.len()];
-                        let call = Call { inputs, attributes: &self.attributes };
-                        let _ = self.op.backward_kernels(&call, cotangents);
-                    }
-                    Ok(())
-                })
-            }
-            Pass::Backward => {
-                let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
-                let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
-                timed(self.device, || {
-                    let mut kept = vec![];
-                    for graph in graphs {
-                        let gradients = graph.backward();
-                        if keeps(implementation) {
-                            kept.push(gradients);
-                        }
-                    }
-                    Ok(kept)
-                })
-            }
+    /// A call that is no walk through a graph.
+    fn run(&self, turn: usize, implementation: Implementation) -> Result<Left, String> {
+        let Some((sets, cotangents)) = self.kernels(implementation) else {
+            return self.forward(turn, implementation).map(Left::Results);
         };
-        Ok((outcome?, launches / calls as u64))
+        let call = Call { inputs: &sets[turn % sets.len()], attributes: &self.attributes };
+        let kernels = self.op.backward_kernels(&call, cotangents);
+        kernels.map(Left::Kernels).ok_or_else(|| "there are no backward kernels".into())
+    }
+
+    /// Seconds of `calls` calls.
+    fn time(&self, calls: usize, implementation: Implementation) -> Result<f64, String> {
+        self.measure(calls, implementation).map(|(time, ..)| time)
+    }
+
+    /// Seconds of `calls` calls, the kernels that each of them launched, and what the last one left.
+    fn measure(
+        &self,
+        calls: usize,
+        implementation: Implementation,
+    ) -> Result<(f64, u64, Last), String> {
+        let (outcome, launches) = if self.walks(implementation) {
+            let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
+            let mut graphs = graphs.collect::<Result<Vec<_>, _>>()?.into_iter();
+            let walk = |_: usize| -> Result<Gradients, String> {
+                Ok(graphs.next().ok_or("there is no graph")?.backward())
+            };
+            let (outcome, launches) = timed(self.device, || kept(calls, implementation, walk));
+            (outcome.map(|(mut all, time)| (all.pop().map(Last::Gradients), time)), launches)
+        } else {
+            let run = |turn: usize| self.run(turn, implementation);
+            let (outcome, launches) = timed(self.device, || kept(calls, implementation, run));
+            (outcome.map(|(mut all, time)| (all.pop().map(Last::Left), time)), launches)
+        };
+        let (last, time) = outcome?;
+        Ok((time, launches / calls as u64, last.ok_or("there was no call")?))
     }
 
     /// Compiles, counts launches and memory of one call, and settles the number of calls of a burst.
@@ -200,18 +214,18 @@ impl<'a> Workload<'a> {
         }
         self.device.memory_cleanup();
         let before = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-        let (_, launches) = self.measure(1, implementation)?;
+        let (_, launches, _) = self.measure(1, implementation)?;
         let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let few = self.time(3, implementation)? / 3.0;
         let calls = (BURST / few.max(1e-7)).ceil() as usize;
-        // Graphs that wait for their backward make autodiff's bookkeeping slow.
-        let graphs = self.pass == Pass::Backward && self.kernels(implementation).is_none();
         let most = match keeps(implementation) {
             true => (KEPT / self.bytes.max(1.0)) as usize,
             false => CALLS,
         };
-        let most = if graphs { most.min(GRAPHS) } else { most };
-        self.calls(implementation).store(calls.min(most).clamp(1, CALLS), Ordering::Relaxed);
+        // Graphs that wait for their backward make autodiff's bookkeeping slow.
+        let most = if self.walks(implementation) { most.min(GRAPHS) } else { most };
+        let at = usize::from(implementation == Implementation::Fused);
+        self.calls[at].store(calls.min(most).clamp(1, CALLS), Ordering::Relaxed);
         Ok(Extra {
             launches: (launches > 0).then_some(launches),
             peak_mib: before
@@ -223,62 +237,128 @@ impl<'a> Workload<'a> {
     /// The calls of a burst, recorded; a backward only where it is past autodiff, whose graphs are
     /// used up by walking them.
     #[cfg(feature = "cube")]
-    fn record(&self, calls: usize, implementation: Implementation) -> Option<timer::Recording> {
-        let kernels = self.kernels(implementation);
-        if self.pass == Pass::Backward && kernels.is_none() {
+    fn record(&self, implementation: Implementation) -> Option<timer::Recording<Vec<Left>>> {
+        if self.walks(implementation) {
             return None;
         }
-        timer::Recording::new(self.device, || {
-            let mut kept = vec![];
-            for turn in 0..calls {
-                match kernels {
-                    Some((sets, cotangents)) => {
-                        let inputs = &sets[turn % sets.len()];
-                        let call = Call { inputs, attributes: &self.attributes };
-                        let _ = self.op.backward_kernels(&call, cotangents);
-                    }
-                    None => {
-                        let outputs = self.forward(turn, implementation);
-                        if keeps(implementation) {
-                            kept.push(outputs);
-                        }
-                    }
-                }
-            }
-        })
+        let calls = self.calls(implementation);
+        let run = || kept(calls, implementation, |turn| self.run(turn, implementation));
+        let mut recording = timer::Recording::new(self.device, || run().unwrap_or_default())?;
+        // What earlier calls left only the recording needs, and it keeps that memory itself.
+        let earlier = recording.results.len().checked_sub(1)?;
+        recording.results.drain(..earlier);
+        Some(recording)
     }
 
-    fn calls(&self, implementation: Implementation) -> &AtomicUsize {
-        &self.calls[usize::from(implementation == Implementation::Fused)]
+    #[cfg(feature = "cube")]
+    fn recording(&self, implementation: Implementation) -> Option<&timer::Recording<Vec<Left>>> {
+        let at = usize::from(implementation == Implementation::Fused);
+        self.recordings[at].get_or_init(|| self.record(implementation)).as_ref()
+    }
+
+    /// Calls of a burst.
+    fn calls(&self, implementation: Implementation) -> usize {
+        let at = usize::from(implementation == Implementation::Fused);
+        self.calls[at].load(Ordering::Relaxed)
     }
 
     /// Seconds of one call, over a burst.
     pub(super) fn burst(&self, implementation: Implementation) -> Result<f64, String> {
-        let calls = self.calls(implementation).load(Ordering::Relaxed);
+        let calls = self.calls(implementation);
         #[cfg(feature = "cube")]
-        {
-            let at = usize::from(implementation == Implementation::Fused);
-            let recording = self.recordings[at].get_or_init(|| self.record(calls, implementation));
-            if let Some(recording) = recording {
-                // SAFETY: the inputs live as long as the workload.
-                return Ok(unsafe { recording.time(self.device) }? / calls as f64);
-            }
+        if let Some(recording) = self.recording(implementation) {
+            // SAFETY: the inputs live as long as the workload.
+            return Ok(unsafe { recording.time(self.device) }? / calls as f64);
         }
         Ok(self.time(calls, implementation)? / calls as f64)
     }
+
+    /// Runs a burst, the recorded one where there is one, and returns what its last call left.
+    fn last(&self, implementation: Implementation) -> Result<Last, String> {
+        #[cfg(feature = "cube")]
+        if let Some(recording) = self.recording(implementation) {
+            self.burst(implementation)?;
+            let left = recording.results.last().cloned();
+            return left.map(Last::Left).ok_or_else(|| "nothing was recorded".into());
+        }
+        let calls = self.calls(implementation);
+        self.measure(calls, implementation).map(|(.., last)| last)
+    }
+
+    /// Runs the burst that is timed once; returns the outputs of its last call, or the gradients of the
+    /// float inputs.
+    pub(super) fn results(
+        &self,
+        implementation: Implementation,
+    ) -> Result<Vec<Tensor<1>>, String> {
+        let last = self.last(implementation)?;
+        let turn = self.calls(implementation) - 1;
+        match last {
+            Last::Left(Left::Results(results)) => Ok(results),
+            Last::Left(Left::Kernels(kernels)) => {
+                let plain = self.kernels(implementation);
+                let (sets, cotangents) = plain.ok_or("there are no backward kernels")?;
+                let call = Call { inputs: &sets[turn % sets.len()], attributes: &self.attributes };
+                Ok(self.op.gradients(&call, cotangents, kernels))
+            }
+            Last::Gradients(gradients) => {
+                let leaves = self.call(turn).inputs.iter().filter_map(|input| match input {
+                    Input::Float { leaf, .. } => Some(leaf),
+                    Input::Int { .. } => None,
+                });
+                let gradient = |leaf: &Tensor<2>| -> Result<Tensor<1>, String> {
+                    let gradient = leaf.grad(&gradients).ok_or("an input has no gradient")?;
+                    Ok(gradient.flatten(0, 1))
+                };
+                leaves.map(gradient).collect()
+            }
+        }
+    }
+
+    /// Checks these [`results`](Self::results).
+    pub(super) fn check(
+        &self,
+        implementation: Implementation,
+        rounding: Rounding,
+        results: &[Tensor<1>],
+    ) -> Result<(), String> {
+        let turn = self.calls(implementation) - 1;
+        let inputs: Vec<Input> = self.call(turn).inputs.iter().map(Input::inner).collect();
+        let cotangents: Vec<Tensor<1>> =
+            self.cotangents.iter().map(|cotangent| cotangent.clone().inner()).collect();
+        let call = Call { inputs: &inputs, attributes: &self.attributes };
+        self.op.spot(&Spot::new(self.op.spec(), call, &cotangents, results, rounding)?)
+    }
 }
 
-/// Seconds of what `work` queues, and the kernels that were launched until it was done.
+/// Runs calls. Of what they leave all is kept if it must be seen until the end of a burst, else that of the last.
+fn kept<T>(
+    calls: usize,
+    implementation: Implementation,
+    mut call: impl FnMut(usize) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let mut kept = vec![];
+    for turn in 0..calls {
+        if !keeps(implementation) {
+            // The next call takes its memory.
+            kept.clear();
+        }
+        kept.push(call(turn)?);
+    }
+    Ok(kept)
+}
+
+/// What `work` returns with the seconds of what it queues, and the kernels that were launched until it was done.
 fn timed<T>(
     device: &Device,
     work: impl FnOnce() -> Result<T, String> + Send,
-) -> (Result<f64, String>, u64)
+) -> (Result<(T, f64), String>, u64)
 where
     T: Send,
 {
     launches::count(|| {
         let (outcome, time) = timer::time(device, work)?;
-        outcome.map(|_| time)
+        outcome.map(|results| (results, time))
     })
 }
 

@@ -3,8 +3,9 @@
 use super::Check;
 use crate::attributes::Attributes;
 use crate::host::{self, BoundedTensor, HostTensor, Input, Layout};
+use crate::operator::{InputSpec, with_saved};
 use crate::registry::{Call, Case, Holds, HostCall, Operator};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_ops::oracle::Rounding;
 use kiln_ops::policy::{self, Implementation};
 use rand::{Rng, RngExt};
@@ -101,12 +102,14 @@ pub struct Run {
     pub outputs: Vec<HostTensor>,
     /// Gradients, one for each float input.
     pub gradients: Vec<HostTensor>,
+    /// The same as the backward kernels make them past autodiff, where they were asked.
+    pub kernels: Vec<HostTensor>,
 }
 
 impl Run {
-    /// Outputs, then gradients.
+    /// Outputs, then gradients, then those of the backward kernels.
     pub fn all(&self) -> impl Iterator<Item = &HostTensor> {
-        self.outputs.iter().chain(&self.gradients)
+        self.outputs.iter().chain(&self.gradients).chain(&self.kernels)
     }
 
     /// Whether two runs agree bit for bit.
@@ -131,13 +134,92 @@ pub fn execute(
     device: &Device,
     implementation: Implementation,
 ) -> Result<Run, String> {
-    let run = || policy::force(implementation, || run(op, data, dtype, layout, device));
-    // A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.
+    caught(|| policy::force(implementation, || run(op, data, dtype, layout, device)))
+}
+
+/// The gradients as the backward kernels make them past autodiff, which is what `kiln bench` times; none where
+/// an operator has no such way.
+///
+/// # Errors
+///
+/// One line if they fail on the device.
+pub(super) fn kernels(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> Result<Vec<HostTensor>, String> {
+    caught(|| {
+        policy::force(Implementation::Fused, || by_kernels(op, data, dtype, layout, device))
+    })
+}
+
+/// A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.
+fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
         Err(host::one_line(&text.unwrap_or_else(|| "it panicked".into())))
     })
+}
+
+/// The inputs on the device; `gradient` asks for their gradients.
+fn upload(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    gradient: bool,
+    device: &Device,
+) -> Vec<Input> {
+    let inputs = op.spec().inputs.iter().zip(&data.inputs);
+    let one = |(input, host): (&InputSpec, &HostTensor)| match input.holds {
+        Holds::Float => Input::float(host, dtype, layout, gradient, device),
+        Holds::F32 => Input::float(host, DType::F32, layout, gradient, device),
+        Holds::Classes(_) => Input::int(host, gradient, device),
+    };
+    inputs.map(one).collect()
+}
+
+/// Reads what should have the shape of `expected`; flat if it cannot have it.
+fn read<const D: usize>(tensor: &Tensor<D>, expected: &[usize]) -> Result<HostTensor, String> {
+    let values = host::download(tensor)?;
+    let fits = values.len() == expected.iter().product::<usize>();
+    let shape = if fits { expected.to_vec() } else { vec![values.len()] };
+    Ok(HostTensor::new(shape, values))
+}
+
+fn by_kernels(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> Result<Vec<HostTensor>, String> {
+    let inputs = upload(op, data, dtype, layout, false, device);
+    let outputs = op.spec().outputs.iter().zip(&data.cotangents);
+    let cotangents: Vec<Tensor<1>> = outputs
+        .map(|(output, cotangent)| {
+            let dtype = if output.f32 { DType::F32 } else { dtype };
+            let n = cotangent.values.len();
+            let flat = TensorData::new(cotangent.values.clone(), [n]).convert_dtype(dtype);
+            Tensor::from_data(flat, (device, dtype))
+        })
+        .collect();
+    if cotangents.is_empty() {
+        return Ok(vec![]);
+    }
+    let inputs = with_saved(op, inputs, &data.attributes);
+    let call = Call { inputs: &inputs, attributes: &data.attributes };
+    let Some(kernels) = op.backward_kernels(&call, &cotangents) else { return Ok(vec![]) };
+    let gradients = op.gradients(&call, &cotangents, kernels);
+    if gradients.len() != data.gradients.len() {
+        let (found, expected) = (gradients.len(), data.gradients.len());
+        return Err(format!("the backward kernels return {found} gradients, not {expected}"));
+    }
+    let pairs = gradients.iter().zip(&data.gradients);
+    pairs.map(|(gradient, expected)| read(gradient, &expected.shape)).collect()
 }
 
 fn run(
@@ -147,33 +229,20 @@ fn run(
     layout: Layout,
     device: &Device,
 ) -> Result<Run, String> {
-    let spec = op.spec();
     let backward = !data.cotangents.is_empty();
-    let inputs: Vec<Input> = spec
-        .inputs
-        .iter()
-        .zip(&data.inputs)
-        .map(|(input, host)| match input.holds {
-            Holds::Float => Input::float(host, dtype, layout, backward, device),
-            Holds::F32 => Input::float(host, DType::F32, layout, backward, device),
-            Holds::Classes(_) => Input::int(host, backward, device),
-        })
-        .collect();
+    let inputs = upload(op, data, dtype, layout, backward, device);
     let call = Call { inputs: &inputs, attributes: &data.attributes };
     let outputs = op.run(&call).map_err(|e| e.to_string())?;
-    let mut read = vec![];
-    for (output, expected) in outputs.iter().zip(&data.outputs) {
-        let values = host::download(output)?;
-        let fits = values.len() == expected.values.len();
-        let shape = if fits { expected.shape.clone() } else { vec![values.len()] };
-        read.push(HostTensor::new(shape, values));
-    }
+    let pairs = outputs.iter().zip(&data.outputs);
+    let found: Result<Vec<HostTensor>, String> =
+        pairs.map(|(output, expected)| read(output, &expected.shape)).collect();
+    let found = found?;
     let mut gradients = vec![];
     if backward {
         let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
             let cotangent = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
-            let f32 = burn::tensor::TensorData::new(cotangent.values, cotangent.shape)
-                .convert_dtype(DType::F32);
+            let f32 =
+                TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
             let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
             (output.cast(DType::F32) * cotangent).sum()
         });
@@ -190,7 +259,7 @@ fn run(
             }
         }
     }
-    Ok(Run { outputs: read, gradients })
+    Ok(Run { outputs: found, gradients, kernels: vec![] })
 }
 
 /// Runs `f` under an audit of kernel outputs: what was never written, or written outside.

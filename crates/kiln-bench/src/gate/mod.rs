@@ -5,6 +5,7 @@
 //!
 //! * every element of outputs and gradients against the float64 oracle, within its bound;
 //! * their rows and columns for errors that do not average out;
+//! * the gradients of the backward kernels past autodiff, which is what `kiln bench` times, as all others;
 //! * the oracle's own gradients against finite differences;
 //! * every element of every kernel output written, and nothing outside it (an audit hands the
 //!   kernels poisoned outputs between guard bands);
@@ -148,6 +149,32 @@ pub(crate) fn on_family<T>(family: Option<&'static str>, f: impl FnOnce() -> T) 
     f()
 }
 
+/// Where an implementation rounds on a device.
+pub(crate) fn rounding(
+    op: &dyn Operator,
+    dtype: DType,
+    device: &Device,
+    implementation: Implementation,
+    family: Option<&'static str>,
+) -> Rounding {
+    let format = Format::from(dtype);
+    let cuda = device::is_cuda(device);
+    let (path, products) = match implementation {
+        Implementation::Reference if cuda && op.tf32_reference() => {
+            (Path::Reference, Products::Tf32)
+        }
+        Implementation::Reference if cuda && format != Format::F32 => {
+            (Path::Reference, Products::TensorCores)
+        }
+        Implementation::Reference => (Path::Reference, Products::F32),
+        _ if cuda && format != Format::F32 && family != Some("simt") => {
+            (Path::Fused, Products::TensorCores)
+        }
+        _ => (Path::Fused, Products::F32),
+    };
+    Rounding { format, path, products }
+}
+
 struct Gate<'a> {
     op: &'a dyn Operator,
     dtype: DType,
@@ -169,8 +196,15 @@ impl Gate<'_> {
         let (op, dtype, device, implementation) =
             (self.op, self.dtype, self.device, self.implementation);
         let family = self.family;
-        let run =
-            || on_family(family, || execute(op, &data, dtype, layout, device, implementation));
+        let run = || {
+            on_family(family, || -> Result<Run, String> {
+                let mut run = execute(op, &data, dtype, layout, device, implementation)?;
+                if implementation == Implementation::Fused {
+                    run.kernels = execute::kernels(op, &data, dtype, layout, device)?;
+                }
+                Ok(run)
+            })
+        };
 
         let (first, findings) = execute::audited(run);
         self.report.ran(Check::Written);
@@ -255,32 +289,19 @@ impl Gate<'_> {
         });
     }
 
-    /// Where an implementation rounds here.
     fn rounding(&self, implementation: Implementation) -> Rounding {
-        let format = Format::from(self.dtype);
-        let cuda = device::is_cuda(self.device);
-        let (path, products) = match implementation {
-            Implementation::Reference if cuda && self.op.tf32_reference() => {
-                (Path::Reference, Products::Tf32)
-            }
-            Implementation::Reference if cuda && format != Format::F32 => {
-                (Path::Reference, Products::TensorCores)
-            }
-            Implementation::Reference => (Path::Reference, Products::F32),
-            _ if cuda && format != Format::F32 && self.family != Some("simt") => {
-                (Path::Fused, Products::TensorCores)
-            }
-            _ => (Path::Fused, Products::F32),
-        };
-        Rounding { format, path, products }
+        rounding(self.op, self.dtype, self.device, implementation, self.family)
     }
 
     /// Compares a run with the oracle; `checks` says what elements and lines of a result count for.
     fn take(&mut self, data: &Data, run: &Run, what: &str, checks: impl Fn(usize) -> [Check; 2]) {
         let spec = self.op.spec();
-        let gradients = spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
-        let names = spec.outputs.iter().map(|output| output.name.to_string()).chain(gradients);
-        for (i, ((found, expected), name)) in run.all().zip(data.all()).zip(names).enumerate() {
+        let gradients = || spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
+        let by_kernels = gradients().map(|name| format!("{name} of the backward kernels"));
+        let outputs = spec.outputs.iter().map(|output| output.name.to_string());
+        let names = outputs.chain(gradients()).chain(by_kernels);
+        let expected = data.all().chain(&data.gradients);
+        for (i, ((found, expected), name)) in run.all().zip(expected).zip(names).enumerate() {
             let [of_elements, of_lines] = checks(i);
             if found.shape != expected.shape {
                 let (found, expected) = (&found.shape, &expected.shape);

@@ -5,6 +5,7 @@ use super::rms_norm::{GATE, LARGE, TRAIN, eps_for};
 use crate::attributes::{Attribute, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, add_rms_norm::add_rms_norm, oracle::add_rms_norm as oracle};
 
@@ -51,18 +52,27 @@ impl Operator for Row {
         Ok(vec![sum.flatten(0, 1), y.flatten(0, 1)])
     }
 
-    // `x` stands in for the sum that the forward keeps: the kernel reads one tensor of its shape.
+    /// The sum.
+    #[cfg(feature = "cube")]
+    fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
+        let weight = call.rows(2).flatten(0, 1);
+        let eps = call.attributes.number("eps");
+        let (sum, _) =
+            add_rms_norm(call.rows(0), call.rows(1), weight, eps).expect("the forward took them");
+        vec![sum]
+    }
+
     #[cfg(feature = "cube")]
     fn backward_kernels(
         &self,
         call: &Call<'_>,
         cotangents: &[Tensor<1>],
     ) -> Option<Vec<Tensor<2>>> {
-        let (sum, weight): (_, Tensor<1>) = (call.rows(0), call.rows(2).flatten(0, 1));
+        let (sum, weight): (_, Tensor<1>) = (call.rows(3), call.rows(2).flatten(0, 1));
         let [dsum, dy] = [0, 1].map(|i| cotangents[i].clone().reshape(sum.dims()));
         let eps = call.attributes.number("eps");
         let (dx, dw) = kiln_ops::add_rms_norm::backend::backward(dsum, dy, sum, weight, eps);
-        Some(vec![dx, dw.unsqueeze()])
+        Some(vec![dx.clone(), dx, dw.unsqueeze()])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -84,6 +94,20 @@ impl Operator for Row {
         let (dx, dw) = oracle::backward(x_, r, w, eps, &dsum.values, &dy.values);
         let dx = BoundedTensor::new(x.shape.clone(), dx);
         vec![dx.clone(), dx, BoundedTensor::new(weight.shape.clone(), dw)]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        if !spot.backward() {
+            return spot::rows(self, spot, &[]);
+        }
+        spot::rows(self, spot, &[2])?;
+        let (x, residual, dy) = (spot.input(0)?, spot.input(1)?, spot.cotangent(1)?);
+        let (x, residual, rounding) = (x.lines(), residual.lines(), spot.rounding);
+        let row = |row| {
+            let [x, residual] = [x, residual].map(|of| rounding.numbers(&of.row(row)));
+            oracle::sum(&x, &residual)
+        };
+        spot::of_weight(spot, 2, row, dy.lines(), spot.call.attributes.number("eps"))
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -1,9 +1,10 @@
 //! attention.
 
 use super::elements;
-use crate::attributes::{Attribute, Kind};
+use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::attention::{AttentionOptions, attention};
 use kiln_ops::{OpError, oracle::attention as oracle};
@@ -45,8 +46,7 @@ const SPEC: Spec = Spec {
     kernel: false,
 };
 
-fn dims(inputs: &[BoundedTensor]) -> oracle::Dims {
-    let (q, k) = (&inputs[0].shape, &inputs[1].shape);
+fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
     oracle::Dims {
         batch: q[0],
         heads: q[1],
@@ -57,10 +57,10 @@ fn dims(inputs: &[BoundedTensor]) -> oracle::Dims {
     }
 }
 
-fn mask(call: &HostCall<'_>) -> (bool, f64) {
-    let causal = call.attributes.flag("causal");
-    let options = AttentionOptions { causal, scale: call.attributes.optional("scale") };
-    (causal, options.scale_for(call.inputs[0].shape[3]))
+fn mask(attributes: &Attributes, width: usize) -> (bool, f64) {
+    let causal = attributes.flag("causal");
+    let options = AttentionOptions { causal, scale: attributes.optional("scale") };
+    (causal, options.scale_for(width))
 }
 
 impl Operator for Row {
@@ -79,22 +79,29 @@ impl Operator for Row {
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [q, k, v] = call.inputs else { unreachable!("three inputs") };
-        let (causal, scale) = mask(call);
-        let y = oracle::forward(&q.values, &k.values, &v.values, dims(call.inputs), causal, scale);
+        let d = dims(&q.shape, &k.shape);
+        let (causal, scale) = mask(call.attributes, d.width);
+        let y = oracle::forward(&q.values, &k.values, &v.values, d, causal, scale);
         vec![BoundedTensor::new(q.shape.clone(), y)]
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
         let [q, k, v] = call.inputs else { unreachable!("three inputs") };
-        let (causal, scale) = mask(call);
-        let (dims, dy) = (dims(call.inputs), &dy[0].values);
-        let (dq, dk, dv) =
-            oracle::backward(&q.values, &k.values, &v.values, dims, causal, scale, dy);
+        let (d, dy) = (dims(&q.shape, &k.shape), &dy[0].values);
+        let (causal, scale) = mask(call.attributes, d.width);
+        let (dq, dk, dv) = oracle::backward(&q.values, &k.values, &v.values, d, causal, scale, dy);
         [dq, dk, dv]
             .into_iter()
             .zip(call.inputs)
             .map(|(g, i)| BoundedTensor::new(i.shape.clone(), g))
             .collect()
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        let [q, k] = [0, 1].map(|i| spot.call.inputs[i].shape());
+        let d = dims(q, k);
+        let (causal, scale) = mask(spot.call.attributes, d.width);
+        spot::attention(spot, d, causal, scale)
     }
 
     fn fit(&self, dims: &mut Dims) {

@@ -4,6 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::cross_entropy::{CrossEntropyOptions, cross_entropy};
 use kiln_ops::{OpError, oracle::cross_entropy as oracle};
@@ -71,6 +72,10 @@ impl Operator for Row {
         let (targets, options) = (targets.integers(), options(call.attributes));
         let grad = oracle::backward(&logits.values, &targets, classes, &options, dloss);
         vec![BoundedTensor::new(logits.shape.clone(), grad)]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::cross_entropy(spot, options(spot.call.attributes))
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -5,10 +5,11 @@ use super::matmul::{stack, transpose};
 use crate::attributes::{Attribute, Kind};
 use crate::host::{BoundedTensor, Input};
 use crate::operator::*;
+use crate::spot::{Product, Spot, stored_sum};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::matmul::{MatmulOptions, matmul};
-use kiln_ops::oracle::{Number, matmul as oracle};
+use kiln_ops::oracle::matmul as oracle;
 
 static SPEC: Spec = Spec {
     name: "gram",
@@ -78,9 +79,21 @@ impl Operator for Row {
         let (left, right) =
             oracle::backward(&a.values, &at.values, sizes(&a.shape), alpha, &dy[0].values);
         let right = transpose(&BoundedTensor::new(at.shape, right));
-        // Both are rounded before they are added.
-        let sum = left.iter().zip(&right.values).map(|(l, r)| (*l + *r).stored()).collect();
-        vec![BoundedTensor::new(a.shape.clone(), sum)]
+        vec![BoundedTensor::new(a.shape.clone(), stored_sum([left, right.values]))]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        let alpha = spot.call.attributes.number("alpha");
+        let (a, out) = (spot.input(0)?, spot.result(0)?);
+        let (a, out) = (a.stack(), out.stack());
+        if !spot.backward() {
+            let terms = vec![[a, a.transposed()]];
+            return Product { result: 0, terms, out, alpha, lower: false }.check(spot);
+        }
+        let dy = spot.cotangent(0)?;
+        let dy = dy.stack();
+        let terms = vec![[dy, a], [dy.transposed(), a]];
+        Product { result: 0, terms, out, alpha, lower: false }.check(spot)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -5,6 +5,7 @@ use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::linear_cross_entropy::linear_cross_entropy;
 use kiln_ops::{OpError, oracle::linear_cross_entropy as oracle};
@@ -55,7 +56,8 @@ impl Operator for Row {
         Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?])
     }
 
-    /// The whole pass: the kernels make the gradients with the loss, and their backward only scales.
+    /// The whole pass: the kernels make the gradients with the loss, for a cotangent of 1, and their backward
+    /// only scales.
     #[cfg(feature = "cube")]
     fn backward_kernels(&self, call: &Call<'_>, _dloss: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
         let options = options(call.attributes);
@@ -63,6 +65,20 @@ impl Operator for Row {
         let (_, dx, dw) =
             kiln_ops::linear_cross_entropy::backend::gradients_of(x, weight, targets, options);
         Some(vec![dx, dw])
+    }
+
+    fn gradients(
+        &self,
+        _call: &Call<'_>,
+        dloss: &[Tensor<1>],
+        kernels: Vec<Tensor<2>>,
+    ) -> Vec<Tensor<1>> {
+        let factor: Tensor<2> = dloss[0].clone().cast(DType::F32).reshape([1, 1]);
+        let scaled = |gradient: Tensor<2>| -> Tensor<1> {
+            let dtype = gradient.dtype();
+            (gradient.cast(DType::F32) * factor.clone()).cast(dtype).flatten(0, 1)
+        };
+        kernels.into_iter().map(scaled).collect()
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -78,6 +94,10 @@ impl Operator for Row {
         let (t, dloss) = (targets.integers(), dloss[0].values[0]);
         let (dx, dw) = oracle::backward(&x.values, &weight.values, &t, sizes, &options, dloss);
         vec![BoundedTensor::new(x.shape.clone(), dx), BoundedTensor::new(weight.shape.clone(), dw)]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::linear_cross_entropy(spot, options(spot.call.attributes))
     }
 
     fn cases(&self) -> Vec<Case> {

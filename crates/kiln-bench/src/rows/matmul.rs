@@ -4,6 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::{BoundedTensor, Input};
 use crate::operator::*;
+use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::matmul::{MatmulOptions, matmul};
 use kiln_ops::{OpError, oracle::matmul as oracle};
@@ -145,6 +146,25 @@ impl Operator for Row {
         Some([da, db].map(|t| t.flatten(0, 1)).into())
     }
 
+    /// They are of the operands: of one that is transposed, as it is stored.
+    fn gradients(
+        &self,
+        call: &Call<'_>,
+        _dy: &[Tensor<1>],
+        kernels: Vec<Tensor<2>>,
+    ) -> Vec<Tensor<1>> {
+        let turned = [self.a, self.b].into_iter().zip(call.inputs);
+        let as_stored = |(gradient, (turned, input)): (Tensor<2>, (bool, &Input))| -> Tensor<1> {
+            if !turned {
+                return gradient.flatten(0, 1);
+            }
+            let [batches, rows, cols] = stack(input.shape());
+            let gradient: Tensor<3> = gradient.reshape([batches, cols, rows]);
+            gradient.swap_dims(1, 2).flatten(0, 2)
+        };
+        kernels.into_iter().zip(turned).map(as_stored).collect()
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [a, b] = self.host(call);
         let sizes = self.sizes([&call.inputs[0].shape, &call.inputs[1].shape]);
@@ -164,6 +184,24 @@ impl Operator for Row {
             if turned { transpose(&gradient) } else { gradient }
         };
         vec![turn(da, a, self.a), turn(db, b, self.b)]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        let alpha = spot.call.attributes.number("alpha");
+        let (a, b) = (spot.input(0)?, spot.input(1)?);
+        let (a, b) = (a.stack().turned(self.a), b.stack().turned(self.b));
+        let check = |result: usize, factors, turned: bool| {
+            let out = spot.result(result)?;
+            let (terms, out) = (vec![factors], out.stack().turned(turned));
+            Product { result, terms, out, alpha, lower: false }.check(spot)
+        };
+        if !spot.backward() {
+            return check(0, [a, b], false);
+        }
+        let dy = spot.cotangent(0)?;
+        let dy = dy.stack();
+        check(0, [dy, b.transposed()], self.a)?;
+        check(1, [a.transposed(), dy], self.b)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -4,6 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::rms_norm as oracle, rms_norm::rms_norm};
 
@@ -88,6 +89,17 @@ impl Operator for Row {
         let eps = call.attributes.number("eps");
         let (dx, dw) = oracle::backward(&x.values, &weight.values, eps, &dy[0].values);
         vec![BoundedTensor::new(x.shape.clone(), dx), BoundedTensor::new(weight.shape.clone(), dw)]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        if !spot.backward() {
+            return spot::rows(self, spot, &[]);
+        }
+        spot::rows(self, spot, &[1])?;
+        let (x, dy, rounding) = (spot.input(0)?, spot.cotangent(0)?, spot.rounding);
+        let x = x.lines();
+        let row = |row| rounding.numbers(&x.row(row));
+        spot::of_weight(spot, 1, row, dy.lines(), spot.call.attributes.number("eps"))
     }
 
     fn cases(&self) -> Vec<Case> {

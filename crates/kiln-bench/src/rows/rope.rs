@@ -4,9 +4,11 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Device, Tensor};
+use kiln_ops::OpError;
+use kiln_ops::oracle::{Bounded, rope as oracle};
 use kiln_ops::rope::{RopeLayout, RopeOptions, RopeTable, rope};
-use kiln_ops::{OpError, oracle::rope as oracle};
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) struct Row;
@@ -112,6 +114,28 @@ impl Operator for Row {
         let options = options(call.attributes);
         let dx = oracle::backward(&dy[0].values, [shape[2], shape[3]], &options, offset);
         vec![BoundedTensor::new(shape.clone(), dx)]
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        let (shape, attributes) = (spot.call.inputs[0].shape(), spot.call.attributes);
+        let (length, width) = (shape[2], shape[3]);
+        let rows = spot.sample(shape[0] * shape[1] * length, spot::ROWS);
+        let x = match spot.backward() {
+            true => spot.cotangent_rows(0, &rows)?,
+            false => spot.input_rows(0, &rows)?,
+        };
+        let (options, offset) = (options(attributes), attributes.integer("offset") as usize);
+        // A row alone is a call of its own, at the position of the row.
+        let turned = |(row, x): (&usize, &[f64])| -> Vec<Bounded> {
+            let (x, offset) = (spot.numbers(x), offset + row % length);
+            match spot.backward() {
+                true => oracle::backward(&x, [1, width], &options, offset),
+                false => oracle::forward(&x, [1, width], &options, offset),
+            }
+        };
+        let each = rows.iter().zip(x.chunks_exact(width));
+        let expected: Vec<Bounded> = each.flat_map(turned).collect();
+        spot.compare_rows(0, &rows, &expected)
     }
 
     fn fit(&self, dims: &mut Dims) {

@@ -3,6 +3,7 @@
 use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::swiglu_mlp as oracle, swiglu_mlp::swiglu_mlp};
 
@@ -95,6 +96,10 @@ impl Operator for Row {
             .zip(call.inputs)
             .map(|(g, i)| BoundedTensor::new(i.shape.clone(), g))
             .collect()
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::swiglu_mlp(spot)
     }
 
     fn cases(&self) -> Vec<Case> {

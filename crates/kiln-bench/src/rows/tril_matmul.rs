@@ -3,6 +3,7 @@
 use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::{OpError, oracle::tril_matmul as oracle, tril_matmul::tril_matmul};
 
@@ -78,6 +79,23 @@ impl Operator for Row {
         let [a, b] = call.inputs else { unreachable!("two inputs") };
         let (da, db) = oracle::backward(&a.values, &b.values, sizes(&a.shape), &dy[0].values);
         [da, db].map(|g| BoundedTensor::new(a.shape.clone(), g)).into()
+    }
+
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        let (a, b) = (spot.input(0)?, spot.input(1)?);
+        let (a, b) = (a.stack().lower(), b.stack().lower());
+        let check = |result: usize, factors| {
+            let out = spot.result(result)?;
+            let (terms, out) = (vec![factors], out.stack());
+            Product { result, terms, out, alpha: 1.0, lower: true }.check(spot)
+        };
+        if !spot.backward() {
+            return check(0, [a, b]);
+        }
+        let dy = spot.cotangent(0)?;
+        let dy = dy.stack().lower();
+        check(0, [dy, b.transposed()])?;
+        check(1, [a.transposed(), dy])
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -1,0 +1,60 @@
+//! attention: y and dq at some queries, dk and dv at some keys, of the first and the last group of heads.
+
+use super::{ROWS, Spot};
+use kiln_ops::oracle::Bounded;
+use kiln_ops::oracle::attention::{Dims, Query, of_keys};
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+
+/// Keys of a group at which dk and dv are compared.
+const KEYS: usize = 4;
+
+/// Checks y, or the gradients.
+///
+/// # Errors
+///
+/// One line if a result is wrong or cannot be read.
+pub(crate) fn check(spot: &Spot<'_>, d: Dims, causal: bool, scale: f64) -> Result<(), String> {
+    // Rows of q and y that read the same keys.
+    let queries = d.heads / d.kv_heads * d.queries;
+    for group in BTreeSet::from([0, d.batch * d.kv_heads - 1]) {
+        let all = |rows: usize| -> Vec<usize> { (group * rows..(group + 1) * rows).collect() };
+        let q = spot.numbers(&spot.input_rows(0, &all(queries))?);
+        let k = spot.numbers(&spot.input_rows(1, &all(d.keys))?);
+        let v = spot.numbers(&spot.input_rows(2, &all(d.keys))?);
+        let query = |row: usize| Query::new(&q, &k, row, d, causal, scale);
+        let rows = spot.sample(queries, ROWS);
+        let places: Vec<usize> = rows.iter().map(|row| group * queries + row).collect();
+        if !spot.backward() {
+            let y = |row: &usize| query(*row).output(&v);
+            let y: Vec<Vec<Bounded>> = rows.par_iter().map(y).collect();
+            spot.compare_rows(0, &places, &y.concat())?;
+            continue;
+        }
+        let dy = spot.numbers(&spot.cotangent_rows(0, &all(queries))?);
+        let scores = |query: &Query<Bounded>, row: usize| {
+            query.scores(&v, &dy[row * d.width..][..d.width])
+        };
+        let dq = |row: &usize| {
+            let query = query(*row);
+            query.gradient(&k, &scores(&query, *row))
+        };
+        let dq: Vec<Vec<Bounded>> = rows.par_iter().map(dq).collect();
+        spot.compare_rows(0, &places, &dq.concat())?;
+
+        // What every query gives a few keys.
+        let chosen = spot.sample(d.keys, KEYS);
+        let given = |row: usize| {
+            let query = query(row);
+            let (p, ds) = (query.probabilities(), query.stored(scores(&query, row)));
+            let cut = |of: Vec<Bounded>| chosen.iter().map(|s| of[*s]).collect::<Vec<_>>();
+            (cut(p), cut(ds))
+        };
+        let given: Vec<_> = (0..queries).into_par_iter().map(given).collect();
+        let (p, ds): (Vec<_>, Vec<_>) = given.into_iter().unzip();
+        let places: Vec<usize> = chosen.iter().map(|key| group * d.keys + key).collect();
+        spot.compare_rows(1, &places, &of_keys(&ds.concat(), &q, chosen.len(), d))?;
+        spot.compare_rows(2, &places, &of_keys(&p.concat(), &dy, chosen.len(), d))?;
+    }
+    Ok(())
+}
