@@ -216,6 +216,22 @@ pub fn gradient(
     Ok(Some(HostTensor::new(shape, values)))
 }
 
+/// The gradients of all float inputs, flat; their leaves have the shapes of the inputs.
+pub(crate) fn gradients(
+    inputs: &[Input],
+    gradients: &burn::tensor::Gradients,
+) -> Result<Vec<Tensor<1>>, String> {
+    let leaves = inputs.iter().filter_map(|input| match input {
+        Input::Float { leaf, .. } => Some(leaf),
+        Input::Int { .. } => None,
+    });
+    let gradient = |leaf: &Tensor<2>| -> Result<Tensor<1>, String> {
+        let gradient = leaf.grad(gradients).ok_or("an input has no gradient")?;
+        Ok(gradient.flatten(0, 1))
+    };
+    leaves.map(gradient).collect()
+}
+
 /// A text on one line; of a long one the beginning, which names the cause.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().take(60).collect::<Vec<_>>().join(" ")

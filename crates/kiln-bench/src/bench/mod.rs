@@ -12,6 +12,8 @@ mod launches;
 #[cfg(feature = "cube")]
 mod pull;
 mod table;
+#[cfg(test)]
+mod tests;
 pub(crate) mod timer;
 mod workload;
 

@@ -2,7 +2,7 @@
 
 use super::{Pass, launches, timer};
 use crate::attributes::Attributes;
-use crate::host::{HostTensor, Input};
+use crate::host::{self, HostTensor, Input};
 use crate::operator::with_saved;
 use crate::registry::{Call, Case, Holds, Operator};
 use crate::spot::Spot;
@@ -301,17 +301,7 @@ impl<'a> Workload<'a> {
                 let call = Call { inputs: &sets[turn % sets.len()], attributes: &self.attributes };
                 Ok(self.op.gradients(&call, cotangents, kernels))
             }
-            Last::Gradients(gradients) => {
-                let leaves = self.call(turn).inputs.iter().filter_map(|input| match input {
-                    Input::Float { leaf, .. } => Some(leaf),
-                    Input::Int { .. } => None,
-                });
-                let gradient = |leaf: &Tensor<2>| -> Result<Tensor<1>, String> {
-                    let gradient = leaf.grad(&gradients).ok_or("an input has no gradient")?;
-                    Ok(gradient.flatten(0, 1))
-                };
-                leaves.map(gradient).collect()
-            }
+            Last::Gradients(gradients) => host::gradients(self.call(turn).inputs, &gradients),
         }
     }
 

@@ -101,7 +101,7 @@ impl Operator for Row {
         let [q, k] = [0, 1].map(|i| spot.call.inputs[i].shape());
         let d = dims(q, k);
         let (causal, scale) = mask(spot.call.attributes, d.width);
-        spot::attention(spot, d, causal, scale)
+        spot::attention(self, spot, d, causal, scale)
     }
 
     fn fit(&self, dims: &mut Dims) {

@@ -97,7 +97,7 @@ impl Operator for Row {
     }
 
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
-        spot::linear_cross_entropy(spot, options(spot.call.attributes))
+        spot::linear_cross_entropy(self, spot, options(spot.call.attributes))
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -99,7 +99,7 @@ impl Operator for Row {
     }
 
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
-        spot::swiglu_mlp(spot)
+        spot::swiglu_mlp(self, spot)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -1,6 +1,9 @@
-//! attention: y and dq at some queries, dk and dv at some keys, of the first and the last group of heads.
+//! attention: y and dq at some queries, dk and dv at some keys, of the first and the last group of heads, and all
+//! blocks.
 
+use super::whole::{self, Typical};
 use super::{ROWS, Spot};
+use crate::operator::Operator;
 use kiln_ops::oracle::Bounded;
 use kiln_ops::oracle::attention::{Dims, Query, of_keys};
 use rayon::prelude::*;
@@ -14,7 +17,14 @@ const KEYS: usize = 4;
 /// # Errors
 ///
 /// One line if a result is wrong or cannot be read.
-pub(crate) fn check(spot: &Spot<'_>, d: Dims, causal: bool, scale: f64) -> Result<(), String> {
+pub(crate) fn check<O: Operator + ?Sized>(
+    op: &O,
+    spot: &Spot<'_>,
+    d: Dims,
+    causal: bool,
+    scale: f64,
+) -> Result<(), String> {
+    let mut typical = vec![];
     // Rows of q and y that read the same keys.
     let queries = d.heads / d.kv_heads * d.queries;
     for group in BTreeSet::from([0, d.batch * d.kv_heads - 1]) {
@@ -28,7 +38,9 @@ pub(crate) fn check(spot: &Spot<'_>, d: Dims, causal: bool, scale: f64) -> Resul
         if !spot.backward() {
             let y = |row: &usize| query(*row).output(&v);
             let y: Vec<Vec<Bounded>> = rows.par_iter().map(y).collect();
-            spot.compare_rows(0, &places, &y.concat())?;
+            let y = y.concat();
+            spot.compare_rows(0, &places, &y)?;
+            typical = vec![Typical::of(&y)];
             continue;
         }
         let dy = spot.numbers(&spot.cotangent_rows(0, &all(queries))?);
@@ -40,7 +52,8 @@ pub(crate) fn check(spot: &Spot<'_>, d: Dims, causal: bool, scale: f64) -> Resul
             query.gradient(&k, &scores(&query, *row))
         };
         let dq: Vec<Vec<Bounded>> = rows.par_iter().map(dq).collect();
-        spot.compare_rows(0, &places, &dq.concat())?;
+        let dq = dq.concat();
+        spot.compare_rows(0, &places, &dq)?;
 
         // What every query gives a few keys.
         let chosen = spot.sample(d.keys, KEYS);
@@ -53,8 +66,11 @@ pub(crate) fn check(spot: &Spot<'_>, d: Dims, causal: bool, scale: f64) -> Resul
         let given: Vec<_> = (0..queries).into_par_iter().map(given).collect();
         let (p, ds): (Vec<_>, Vec<_>) = given.into_iter().unzip();
         let places: Vec<usize> = chosen.iter().map(|key| group * d.keys + key).collect();
-        spot.compare_rows(1, &places, &of_keys(&ds.concat(), &q, chosen.len(), d))?;
-        spot.compare_rows(2, &places, &of_keys(&p.concat(), &dy, chosen.len(), d))?;
+        let dk = of_keys(&ds.concat(), &q, chosen.len(), d);
+        let dv = of_keys(&p.concat(), &dy, chosen.len(), d);
+        spot.compare_rows(1, &places, &dk)?;
+        spot.compare_rows(2, &places, &dv)?;
+        typical = [&dq, &dk, &dv].map(|of| Typical::of(of)).into();
     }
-    Ok(())
+    whole::check(op, spot, &typical)
 }

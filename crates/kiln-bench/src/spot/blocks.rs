@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Side of a block; tiles of kernels are whole ones or several.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Signs of each row and column.
 const SIGNS: usize = 4;
 /// t.
@@ -121,7 +121,7 @@ fn signs(n: usize, rng: &mut impl Rng) -> Vec<Signs> {
 }
 
 /// Rows or columns of a block.
-fn span(block: usize, n: usize) -> Range<usize> {
+pub(super) fn span(block: usize, n: usize) -> Range<usize> {
     block * BLOCK..n.min((block + 1) * BLOCK)
 }
 

@@ -1,14 +1,14 @@
 //! Losses over classes: rows of logits, and sums over all rows.
 
 use super::products::tiles;
+use super::whole::{self, Typical};
 use super::{ROWS, Spot};
 use crate::host;
+use crate::operator::Operator;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::cross_entropy::CrossEntropyOptions;
 use kiln_ops::matmul::{MatmulOptions, matmul};
-use kiln_ops::oracle::{
-    Bounded, Number, cross_entropy as oracle, linear_cross_entropy as linear,
-};
+use kiln_ops::oracle::{Bounded, Number, cross_entropy as oracle, linear_cross_entropy as linear};
 use rayon::prelude::*;
 
 /// Classes of dweight, and columns of x, that are compared.
@@ -48,7 +48,8 @@ pub(crate) fn cross_entropy(
     of_mean(spot, mean, most)
 }
 
-/// Checks a loss of x·weight and targets, or its gradients: dx at some rows and columns, dweight at some classes.
+/// Checks a loss of x·weight and targets, or its gradients: dx at some rows and columns, dweight at some classes, and
+/// all blocks.
 ///
 /// That needs the log-sum-exp of all rows: from plain operations of Burn in f32, which are themselves checked at
 /// some rows.
@@ -56,7 +57,8 @@ pub(crate) fn cross_entropy(
 /// # Errors
 ///
 /// One line if a result is wrong or cannot be read.
-pub(crate) fn linear_cross_entropy(
+pub(crate) fn linear_cross_entropy<O: Operator + ?Sized>(
+    op: &O,
     spot: &Spot<'_>,
     options: CrossEntropyOptions,
 ) -> Result<(), String> {
@@ -104,24 +106,28 @@ pub(crate) fn linear_cross_entropy(
         linear::backward_input(logits, &of_columns, &[*target], sizes, &options, dloss, counted)
     };
     let dx: Vec<Vec<Bounded>> = some_logits.par_chunks_exact(classes).zip(&some).map(dx).collect();
-    spot.compare(0, &rows, &columns, &dx.concat())?;
+    let dx = dx.concat();
+    spot.compare(0, &rows, &columns, &dx)?;
 
-    let mut most = 0.0f64;
+    let mut error = Bounded::exact(0.0);
     for (row, logits) in rows.iter().zip(some_logits.chunks_exact(classes)) {
         let expected = oracle::log_sum_exp(logits);
         agrees(*row, device.lse[*row], expected)?;
-        most = most.max(expected.bound());
+        if expected.bound() >= error.bound() {
+            error = expected - expected.value();
+        }
     }
-    // The implementation's and the device's are each off by no more.
-    let lse = |lse: &f64| off_by(rounding.number(*lse), 4.0 * most).of_row();
+    // Any row's is off by no more than twice what some are, and the device's is another.
+    let lse = |lse: &f64| rounding.number(*lse) + error * 4.0;
     let lse: Vec<Bounded> = device.lse.iter().map(lse).collect();
     let chosen = spot.sample(classes, CLASSES);
     let of_chosen = logits(&all, &chosen);
     let x = spot.numbers(&x.part(&all, &columns));
-    let dweight = linear::backward_weight(
-        &x, &of_chosen, &lse, &targets, &chosen, classes, &options, dloss,
-    );
-    spot.compare(1, &columns, &chosen, &dweight)
+    let logits = &of_chosen;
+    let dweight =
+        linear::backward_weight(&x, logits, &lse, &targets, &chosen, classes, &options, dloss);
+    spot.compare(1, &columns, &chosen, &dweight)?;
+    whole::check(op, spot, &[Typical::of(&dx), Typical::of(&dweight)])
 }
 
 /// What a loss of these rows may be off at most.
@@ -142,12 +148,6 @@ fn largest_bound(
 fn of_mean(spot: &Spot<'_>, mean: Bounded, most: f64) -> Result<(), String> {
     let found = spot.result(0)?.values().at(0);
     spot.within(0, "", found - mean.value(), mean.bound() + 4.0 * most)
-}
-
-/// A number that is off by so much in one direction.
-fn off_by(number: Bounded, error: f64) -> Bounded {
-    let unit = f64::from(f32::EPSILON) / 2.0 * number.value().abs();
-    if unit > 0.0 { number.off_by(error / unit) } else { number }
 }
 
 /// Whether a number of a row that Burn made, to check others with, is right.

@@ -1,7 +1,9 @@
-//! swiglu_mlp: y and dx at some rows, the gradients of the weights at some inner units.
+//! swiglu_mlp: y and dx at some rows, the gradients of the weights at some inner units, and all blocks.
 
 use super::stored::Lines;
+use super::whole::{self, Typical};
 use super::{ROWS, Spot};
+use crate::operator::Operator;
 use kiln_ops::oracle::{Bounded, swiglu_mlp as oracle};
 use rayon::prelude::*;
 
@@ -16,7 +18,7 @@ const CHUNK: usize = 256;
 /// # Errors
 ///
 /// One line if a result is wrong or cannot be read.
-pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
+pub(crate) fn check<O: Operator + ?Sized>(op: &O, spot: &Spot<'_>) -> Result<(), String> {
     let x = spot.input(0)?;
     let x = x.lines();
     let [count, width, inner] = [x.count(), x.width(), spot.call.inputs[1].shape()[1]];
@@ -32,7 +34,9 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
             oracle::forward(&x, &w_gate, &w_up, &w_down, sizes)
         };
         let y: Vec<Vec<Bounded>> = rows.par_iter().map(y).collect();
-        return spot.compare_rows(0, &rows, &y.concat());
+        let y = y.concat();
+        spot.compare_rows(0, &rows, &y)?;
+        return whole::check(op, spot, &[Typical::of(&y)]);
     }
 
     let dy = spot.cotangent(0)?;
@@ -43,7 +47,8 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
         oracle::of_input(&w_gate, &w_up, &units, sizes)
     };
     let dx: Vec<Vec<Bounded>> = rows.par_iter().map(dx).collect();
-    spot.compare_rows(0, &rows, &dx.concat())?;
+    let dx = dx.concat();
+    spot.compare_rows(0, &rows, &dx)?;
 
     // Weights cut to a few units give the gradients of these.
     let chosen = spot.sample(inner, UNITS);
@@ -81,5 +86,6 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
     let [dw_gate, dw_up, dw_down] = oracle::of_weights(&x, &dy, &units, sizes);
     spot.compare(1, &columns, &chosen, &dw_gate)?;
     spot.compare(2, &columns, &chosen, &dw_up)?;
-    spot.compare(3, &chosen, &columns, &dw_down)
+    spot.compare(3, &chosen, &columns, &dw_down)?;
+    whole::check(op, spot, &[&dx, &dw_gate, &dw_up, &dw_down].map(|of| Typical::of(of)))
 }

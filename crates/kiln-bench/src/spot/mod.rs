@@ -7,7 +7,9 @@
 //! * operators whose rows stand for themselves are compared with their oracle at some rows, a sum over all rows at
 //!   some columns, and a mean loss as a whole;
 //! * products of matrices are compared at some rows and columns, and every block of the result in sums with random
-//!   signs, which one lost tile, one lost part of K and one wrong tile show.
+//!   signs, which one lost tile, one lost part of K and one wrong tile show;
+//! * what several products in a row make is compared at some rows and columns, and every block with that of the
+//!   reference in f32.
 //!
 //! Bounds are those of the gate.
 
@@ -21,6 +23,7 @@ mod rows;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 pub(crate) use attention::check as attention;
 pub(crate) use classes::{cross_entropy, linear_cross_entropy};

@@ -89,7 +89,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn len(self) -> usize {
+    pub(super) fn len(self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
