@@ -4,6 +4,7 @@
 
 pub use super::chunks::Forward;
 
+use super::OP;
 use super::chunks;
 use crate::autodiff::{Graph, Maybe, maybe};
 use crate::cross_entropy::CrossEntropyOptions;
@@ -15,8 +16,6 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
-
-const OP: &str = "linear_cross_entropy";
 
 /// The loss, differentiable.
 #[backend_extension(Cube, Fusion, Autodiff)]

@@ -67,7 +67,7 @@ impl Plan {
 
 /// Where vector `i` of the output stands in a tensor whose rows are `stride` vectors apart.
 #[cube]
-fn place(i: usize, width: usize, stride: usize, #[comptime] strided: bool) -> usize {
+pub(crate) fn place(i: usize, width: usize, stride: usize, #[comptime] strided: bool) -> usize {
     let mut at = i;
     if comptime!(strided) {
         let row = i / width;
@@ -164,7 +164,7 @@ fn backward_kernel<E: Float, N: Size>(
 
 /// Takes tensors whose rows stand side by side as one row each, so that vectors need not fit into
 /// a row; returns whether any of them does not.
-fn flatten<const K: usize>(tensors: &mut [Rows; K]) -> bool {
+pub(crate) fn flatten<const K: usize>(tensors: &mut [Rows; K]) -> bool {
     if tensors.iter().any(|t| t.rows > 1 && t.stride != t.width) {
         return true;
     }
