@@ -3,6 +3,7 @@
 use burn::tensor::DType;
 use kiln_ops::policy::Implementation;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// One kind of check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -98,6 +99,8 @@ pub struct Report {
     pub family: Option<&'static str>,
     /// Number of cases.
     pub cases: usize,
+    /// Plans of the kernels that were verified: what they are specialised on, and the ways they took.
+    pub plans: BTreeSet<String>,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -136,6 +139,7 @@ impl Report {
             implementation,
             family,
             cases: 0,
+            plans: BTreeSet::new(),
             checks: checks.into(),
             failures: vec![],
         }

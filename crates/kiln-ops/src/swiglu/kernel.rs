@@ -190,6 +190,7 @@ pub(crate) fn forward(op: &'static str, gate: CubeTensor, up: CubeTensor) -> Cub
     let vectors = shape.num_elements() / size;
     let plan = Plan::new(&client, FORWARD_CHUNKS, strided);
     let address = launch::address_type(&[&gate.tensor, &up.tensor, &y]);
+    launch::plans::note("swiglu forward", &(&plan, size, address), &[]);
     // SAFETY: a unit keeps to vectors below their number, which y holds; in gate and up they stand
     // in rows below the number of rows.
     unsafe {
@@ -259,6 +260,7 @@ pub(crate) fn backward_into([dy, gate, up]: [CubeTensor; 3], gradients: Gradient
     let vectors = shape.num_elements() / size;
     let plan = Plan::new(&client, BACKWARD_CHUNKS, strided);
     let address = launch::address_type(&[&dy.tensor, &gate.tensor, &up.tensor, &dgate, &dup, &y]);
+    launch::plans::note("swiglu backward", &(&plan, &wanted, size, address), &[]);
     // SAFETY: as forward; gradients that are not wanted are not touched. Where y stands in the memory of
     // dy, a unit writes a vector that it has read for the gradients stored before; units past the end
     // may read the last one late, and use nothing of it.
