@@ -60,7 +60,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn table(reports: &[Report]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    let mut header = vec!["operator", "dtype", "ran", "cases", "plans", "error / bound", "its gradients"];
+    let mut header =
+        vec!["operator", "dtype", "ran", "cases", "plans", "error / bound", "its gradients"];
     header.extend(Check::ALL.map(Check::title));
     header.push("verdict");
     table.set_header(header);

@@ -299,7 +299,11 @@ pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor,
     let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
     let address = launch::address_type(&[&logits.tensor]);
     launch::plans::note("cross_entropy forward", &(&plan, size, address), &[]);
-    launch::plans::note("cross_entropy mean", &sums, &[("several rounds", rows > sums.units as usize)]);
+    launch::plans::note(
+        "cross_entropy mean",
+        &sums,
+        &[("several rounds", rows > sums.units as usize)],
+    );
     // SAFETY: every index is below rows · stride of the logits or below rows; a target is checked
     // against the classes before it becomes an index.
     unsafe {

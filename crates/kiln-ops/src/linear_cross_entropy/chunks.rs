@@ -54,7 +54,8 @@ pub(super) fn run(
     let (rows, dtype) = (x.meta.shape()[0], x.dtype);
     let classes = weight.meta.shape()[1];
     let step = chunk_rows(rows, classes, dtype);
-    let ways = [("several chunks", step < rows), ("a chunk of fewer rows", !rows.is_multiple_of(step))];
+    let ways =
+        [("several chunks", step < rows), ("a chunk of fewer rows", !rows.is_multiple_of(step))];
     launch::plans::note("linear_cross_entropy", &[of_x, of_weight], &ways);
     let product = |a, b, dtype| Product { family, ..Product::new(op, a, b, dtype) };
     let dx = of_x.then(|| launch::output(&x, op, "grad.x", x.meta.shape().clone(), dtype));

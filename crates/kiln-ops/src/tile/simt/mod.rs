@@ -51,7 +51,11 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
     let dtypes = [p.a.tensor.dtype, add.map_or(p.a.tensor.dtype, |add| add.dtype), target.dtype];
     let address = launch::address_type(&[&p.a.tensor, &p.b.tensor, &target]);
     let ways = [("parts of K", split), ("a batch", p.batches > 1)];
-    launch::plans::note("product on plain units", &(&product, a_size, b_size, out_size, address), &ways);
+    launch::plans::note(
+        "product on plain units",
+        &(&product, a_size, b_size, out_size, address),
+        &ways,
+    );
     // SAFETY: positions are checked against M, N and K before every read and write; aliases that
     // stand in for C and the scales are not touched.
     unsafe {
