@@ -169,7 +169,7 @@ pub(crate) fn on_family<T>(family: Option<&'static str>, f: impl FnOnce() -> T) 
 
 /// Runs `work`, with `few` on a device that is taken for one with two multiprocessors and hardly any memory; and
 /// the plans of the kernels that ran.
-fn plans<T>(few: bool, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+fn heard<T>(few: bool, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
     #[cfg(feature = "cube")]
     {
         let small = Limits { multiprocessors: Some(2), chunk_bytes: Some(1) };
@@ -196,13 +196,13 @@ struct Gate<'a> {
 impl Gate<'_> {
     /// Verifies a case; with `few` on a device that is taken for a small one.
     fn case(&mut self, case: &Case, layout: Layout, few: bool) {
-        let (_, plans) = plans(few, || self.case_here(case, layout, few));
+        let (_, plans) = heard(few, || self.case_here(case, layout, few));
         let thin = plans.iter().any(|plan| plan.starts_with("thin"));
         self.report.plans.extend(plans);
         // Whose kernels did not run: the family's own.
         if thin && self.family.is_none() {
             self.family = own_family(self.op, self.dtype, self.device);
-            let (_, plans) = plans(few, || self.case_here(case, layout, few));
+            let (_, plans) = heard(few, || self.case_here(case, layout, few));
             self.report.plans.extend(plans);
             self.family = None;
         }
