@@ -3,7 +3,10 @@
 
 use assert_cmd::Command;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const CONFIG: &str = r#"
@@ -213,6 +216,66 @@ fn verify_writes_every_check_and_says_nothing_about_displays() {
             assert_eq!(check("guards")["outcome"], guards);
         }
     }
+}
+
+#[test]
+fn verify_finds_the_same_in_one_process_and_in_several() {
+    let place = place();
+    let verify = |jobs: &str| {
+        let args = ["verify", "rope", "rms_norm", "--device", "cpu", "--fuzz", "1"];
+        let more = ["--json", "r.json", "--jobs", jobs];
+        let (status, out, err) = kiln(place.path(), &[&args[..], &more].concat());
+        assert!(status == 0 && err.lines().count() == 1, "{err}");
+        (out, fs::read_to_string(place.path().join("r.json")).unwrap())
+    };
+    let (table, reports) = verify("1");
+    let (shared_table, shared_reports) = verify("2");
+    assert_eq!(shared_reports, reports);
+    let reports: serde_json::Value = serde_json::from_str(&reports).unwrap();
+    let reports = reports.as_array().unwrap();
+    assert_eq!(reports[0]["op"], "rope", "as asked for");
+    for table in [table, shared_table] {
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 1 + reports.len() + 1, "{table}");
+        assert!(lines[0].starts_with("operator  dtype  ran "), "{table}");
+        assert_eq!(lines.last(), Some(&&*format!("{} green, 0 red, on cpu", reports.len())));
+        let verdict = lines[0].find("verdict");
+        let rows = &lines[1..=reports.len()];
+        assert!(rows.iter().all(|row| row.find("green") == verdict), "{table}");
+    }
+    for jobs in ["0", "-1", "many"] {
+        let line = error(place.path(), &["verify", "--device", "cpu", &format!("--jobs={jobs}")]);
+        assert!(line.contains("--jobs") && line.contains(jobs), "{line}");
+    }
+}
+
+#[test]
+fn a_worker_ends_when_nobody_waits_for_it() {
+    // More random cases than it gets done.
+    let args = ["verify", "--worker", "rms_norm", "--device", "cpu", "--fuzz", "100000"];
+    let mut worker = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = worker.stdin.take().unwrap();
+    writeln!(stdin, "0").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(worker.try_wait().unwrap().is_none(), "it is at work");
+    drop(stdin);
+    let begin = Instant::now();
+    let status = loop {
+        match worker.try_wait().unwrap() {
+            Some(status) => break status,
+            None if begin.elapsed() > Duration::from_secs(60) => {
+                worker.kill().unwrap();
+                panic!("it went on for a minute");
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(status.success(), "{status}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub use execute::{Data, Run, execute, poison};
 pub use report::{Check, Checked, Outcome, Report};
 
 use crate::host::Layout;
-use crate::registry::{Case, Operator};
+use crate::registry::{Case, Operator, Spec};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
 #[cfg(feature = "cube")]
@@ -69,6 +69,36 @@ pub fn dtypes(device: &Device) -> Vec<DType> {
         .into_iter()
         .filter(|d| device.supports_dtype(*d))
         .collect()
+}
+
+/// A row of what is verified.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// Operator.
+    pub op: &'static dyn Operator,
+    /// Element type.
+    pub dtype: DType,
+    /// Family of product kernels, of [`families`].
+    pub family: Option<&'static str>,
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.op.spec().name, format!("{:?}", self.dtype).to_lowercase())?;
+        self.family.map_or(Ok(()), |family| write!(f, " ({family})"))
+    }
+}
+
+/// The rows of these operators on a device, in their order.
+pub fn rows(ops: &[&'static dyn Operator], device: &Device) -> Vec<Row> {
+    let mut rows = vec![];
+    for &op in ops {
+        for dtype in dtypes(device) {
+            let families = families(op, dtype, device).into_iter();
+            rows.extend(families.map(|family| Row { op, dtype, family }));
+        }
+    }
+    rows
 }
 
 /// The families of product kernels that an operator is verified on: what would run if nobody asked for one,
@@ -121,22 +151,14 @@ pub(crate) fn runs(name: &str, dtype: DType, device: &Device) -> bool {
 
 /// Runs the gate for one operator and element type.
 pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
-    let implementation = candidate(op, device);
     let mut gate = Gate {
         op,
         dtype,
         device,
-        implementation,
+        implementation: candidate(op, device),
         family: options.family,
         rng: ChaCha8Rng::seed_from_u64(options.seed),
-        report: Report::new(
-            op.spec().name,
-            dtype,
-            device::name(device),
-            implementation,
-            options.family,
-            op.spec().differentiable,
-        ),
+        report: empty(op, dtype, device, options.family),
     };
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
@@ -155,6 +177,17 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
         gate.case(case, Layout::OddCut, false);
     }
     gate.report
+}
+
+/// The report of a row whose gate did not come to its end: red, for this reason.
+pub fn unfinished(row: &Row, device: &Device, why: String) -> Report {
+    empty(row.op, row.dtype, device, row.family).unfinished(why)
+}
+
+/// A report of nothing yet.
+fn empty(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'static str>) -> Report {
+    let Spec { name, differentiable, .. } = *op.spec();
+    Report::new(name, dtype, device::name(device), candidate(op, device), family, differentiable)
 }
 
 /// Runs `f` with its products on a family of kernels.
