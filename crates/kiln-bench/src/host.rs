@@ -177,13 +177,14 @@ impl Input {
         Self::Int { flat, shape: host.shape.clone() }
     }
 
-    /// The same without autodiff.
-    pub fn inner(&self) -> Self {
+    /// An input without autodiff whose rows are not cut, as a leaf that gets a gradient.
+    pub fn tracked(&self) -> Self {
         match self.clone() {
-            Self::Float { leaf, rows, shape } => {
-                Self::Float { leaf: leaf.inner(), rows: rows.inner(), shape }
+            Self::Float { leaf, shape, .. } => {
+                let leaf = leaf.autodiff().require_grad();
+                Self::Float { rows: leaf.clone(), leaf, shape }
             }
-            Self::Int { flat, shape } => Self::Int { flat: flat.inner(), shape },
+            Self::Int { flat, shape } => Self::Int { flat: flat.autodiff(), shape },
         }
     }
 

@@ -11,9 +11,10 @@ pub(crate) struct Recording {
 
 #[cfg(feature = "cube")]
 impl Recording {
-    /// Records what `work` launches, where the device can record. `work` runs twice: what it allocates
-    /// the second time must be what it freed the first.
-    pub(crate) fn new(device: &Device, work: impl Fn()) -> Option<Self> {
+    /// Records what `work` launches, where the device can record. `work` runs three times: Burn's fusion finds
+    /// its kernels in the first, and what the last allocates must be what the one before freed. What it
+    /// returns is kept until all is launched: fusion leaves out what nobody can see any more.
+    pub(crate) fn new<T>(device: &Device, work: impl Fn() -> T) -> Option<Self> {
         use burn::backend::{Backend, Dispatch};
         if !kiln_ops::device::is_cuda(device) {
             return None;
@@ -21,23 +22,30 @@ impl Recording {
         device.sync().ok()?;
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).ok()?;
-        work();
+        for _ in 0..2 {
+            let kept = work();
+            device.sync().ok()?;
+            drop(kept);
+        }
         Dispatch::graph_start_capture(dispatch).ok()?;
-        work();
+        let kept = work();
         let graph = Dispatch::graph_stop_capture(dispatch).ok()?;
+        drop(kept);
         Some(Self { graph })
     }
 
-    /// Runs it; returns the seconds that the device took.
+    /// Runs it some times, one after the other; returns the seconds that the device took.
     ///
     /// # Safety
     ///
     /// The tensors that the recorded launches read must still be there.
-    pub(crate) unsafe fn time(&self, device: &Device) -> Result<f64, String> {
+    pub(crate) unsafe fn time(&self, device: &Device, repeats: usize) -> Result<f64, String> {
         use burn::backend::{Backend, Dispatch};
         let replay = || {
-            // SAFETY: the caller keeps the inputs; the graph keeps the rest.
-            unsafe { Dispatch::graph_replay(device.as_dispatch(), &self.graph) }
+            (0..repeats).try_for_each(|_| {
+                // SAFETY: the caller keeps the inputs; the graph keeps the rest.
+                unsafe { Dispatch::graph_replay(device.as_dispatch(), &self.graph) }
+            })
         };
         let (result, time) = time(device, replay)?;
         result.map_err(|e| format!("{e:?}"))?;

@@ -1,20 +1,23 @@
 //! What is timed: one pass of an operator over rotating inputs.
 
+use super::data::{Data, Maker, Part, parts};
 use super::{Pass, launches, timer};
 use crate::attributes::Attributes;
-use crate::host::{HostTensor, Input};
-use crate::registry::{Call, Case, Holds, Operator};
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use crate::host::Input;
+use crate::registry::{Call, Case, Operator};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 use kiln_ops::policy::{self, Implementation};
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Memory that the inputs rotate through: many times the largest caches.
 const ROTATED: f64 = 1e9;
-/// Seconds of a burst: opening and closing the clock's window costs some 0.3 ms.
+/// Most sets of inputs on CUDA, where those of the smallest shapes are still more than the L2 cache holds, and
+/// elsewhere.
+const SETS: [usize; 2] = [4096, 16];
+/// Seconds of a burst: opening and closing the clock's window costs some 0.3 ms. Recorded calls are repeated to
+/// fill it.
 const BURST: f64 = 30e-3;
-/// Most calls of a burst.
+/// Most calls of a burst for its length; a burst that goes once through all sets may have more.
 const CALLS: usize = 500;
 /// Most graphs that wait for a timed backward.
 const GRAPHS: usize = 20;
@@ -26,23 +29,38 @@ pub(super) struct Workload<'a> {
     device: &'a Device,
     pass: Pass,
     attributes: Attributes,
+    /// Inputs, without autodiff.
     sets: Vec<Vec<Input>>,
+    /// Cotangents, without autodiff.
     cotangents: Vec<Tensor<1>>,
-    /// Inputs and cotangents without autodiff, where the operator's backward kernels can be called
-    /// on them.
-    plain: Option<(Vec<Vec<Input>>, Vec<Tensor<1>>)>,
+    /// Inputs and what the forward keeps, where the operator's backward kernels can be called on them.
+    kernels: Option<Vec<Vec<Input>>>,
     bytes: f64,
     /// Calls of a burst of the reference and of the kernel.
     calls: [AtomicUsize; 2],
-    /// The bursts, where the device can record them; they end before what they read.
+    /// Their calls as the device recorded them, where it can, and how many times they fill a burst.
     #[cfg(feature = "cube")]
-    recordings: [std::sync::OnceLock<Option<timer::Recording>>; 2],
+    recordings: [std::sync::OnceLock<Option<(timer::Recording, usize)>>; 2],
 }
 
 /// What a single warm call told.
 pub(super) struct Extra {
     pub(super) launches: Option<u64>,
     pub(super) peak_mib: Option<f64>,
+}
+
+/// A scalar whose backward is the pass, and the leaves that get the gradients.
+pub(super) struct Graph {
+    pub(super) root: Tensor<1>,
+    pub(super) leaves: Vec<Input>,
+}
+
+/// Results that must be seen until the end of a burst: Burn's fusion leaves out operations whose result nobody
+/// can see any more.
+#[derive(Default)]
+struct Kept {
+    tensors: Vec<Tensor<1>>,
+    gradients: Vec<Gradients>,
 }
 
 impl<'a> Workload<'a> {
@@ -53,55 +71,34 @@ impl<'a> Workload<'a> {
         device: &'a Device,
         pass: Pass,
         bytes: f64,
+        data: Option<&Data>,
     ) -> Result<Self, String> {
-        let spec = op.spec();
-        let dims = spec.dims(&case.shapes)?;
-        let sets = ((ROTATED / bytes.max(1.0)).ceil() as usize).clamp(1, 16);
-        let backward = pass == Pass::Backward;
-        let mut rng = ChaCha8Rng::seed_from_u64(7);
-        let mut set = || -> Vec<Input> {
-            let inputs =
-                spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| match input.holds {
-                    Holds::Classes(dim) => {
-                        let classes = dims[dim][0];
-                        let n = shape.iter().product();
-                        let values = (0..n).map(|_| rng.random_range(0..classes) as f64).collect();
-                        Input::int(&HostTensor::new(shape.as_slice(), values), backward, device)
-                    }
-                    holds => {
-                        let dtype = if holds == Holds::F32 { DType::F32 } else { dtype };
-                        random(shape, input.mean, dtype, backward, device)
-                    }
-                });
-            inputs.collect()
-        };
-        let sets: Vec<Vec<Input>> = (0..sets).map(|_| set()).collect();
-        let cotangents: Vec<Tensor<1>> = if backward {
-            let outputs = spec.outputs.iter().map(|output| {
-                let dtype = if output.f32 { DType::F32 } else { dtype };
-                let n = spec.output_shape(output, &dims).iter().product::<usize>();
-                Tensor::<1>::random([n], Distribution::Normal(0.1, 1.0), (device, dtype)).autodiff()
-            });
-            outputs.collect()
-        } else {
-            vec![]
-        };
-        let attributes = case.attributes(spec)?;
-        let calls = [AtomicUsize::new(1), AtomicUsize::new(1)];
-        let mut plain = None;
-        if backward && kiln_ops::device::is_cube(device) {
-            let inner: Vec<_> = cotangents.iter().map(|t| t.clone().inner()).collect();
+        let parts = parts(op, case)?;
+        let (inputs, outputs) = parts.split_at(op.spec().inputs.len());
+        let most = SETS[usize::from(!kiln_ops::device::is_cuda(device))];
+        let count = ((ROTATED / bytes.max(1.0)).ceil() as usize).clamp(1, most);
+        let mut maker = Maker::new(data, dtype, device, count);
+        let mut sets: Vec<Vec<Input>> = vec![];
+        for turn in 0..count {
+            sets.push(inputs.iter().map(|part| maker.input(part, turn)).collect());
+        }
+        let outputs: &[Part] = if pass == Pass::Forward { &[] } else { outputs };
+        let cotangents: Vec<_> = outputs.iter().map(|part| maker.cotangent(part)).collect();
+        let attributes = case.attributes(op.spec())?;
+        let mut kernels = None;
+        if pass == Pass::Backward && kiln_ops::device::is_cube(device) {
             let with_saved = |set: &Vec<Input>| -> Vec<Input> {
-                let inputs: Vec<_> = set.iter().map(Input::inner).collect();
-                let saved = op.saved(&Call { inputs: &inputs, attributes: &attributes });
-                inputs.into_iter().chain(saved.into_iter().map(Input::of)).collect()
+                let saved = op.saved(&Call { inputs: set, attributes: &attributes });
+                set.iter().cloned().chain(saved.into_iter().map(Input::of)).collect()
             };
             let sets: Vec<Vec<_>> = sets.iter().map(with_saved).collect();
             let call = Call { inputs: &sets[0], attributes: &attributes };
-            if op.backward_kernels(&call, &inner).is_some() {
-                plain = Some((sets, inner));
+            if op.backward_kernels(&call, &cotangents).is_some() {
+                kernels = Some(sets);
             }
         }
+        // What is made lazily is made now, not inside the first timed call.
+        device.sync().map_err(|e| format!("{e:?}"))?;
         Ok(Self {
             op,
             device,
@@ -109,42 +106,86 @@ impl<'a> Workload<'a> {
             attributes,
             sets,
             cotangents,
-            plain,
+            kernels,
             bytes,
-            calls,
+            calls: Default::default(),
             #[cfg(feature = "cube")]
             recordings: Default::default(),
         })
     }
 
-    fn forward(
-        &self,
-        turn: usize,
-        implementation: Implementation,
-    ) -> Result<Vec<Tensor<1>>, String> {
-        let call = self.call(turn);
-        policy::force(implementation, || self.op.run(&call)).map_err(|e| e.to_string())
+    fn run(&self, inputs: &[Input], on: Implementation) -> Result<Vec<Tensor<1>>, String> {
+        let call = Call { inputs, attributes: &self.attributes };
+        policy::force(on, || self.op.run(&call)).map_err(|e| e.to_string())
     }
 
-    fn call(&self, turn: usize) -> Call<'_> {
-        Call { inputs: &self.sets[turn % self.sets.len()], attributes: &self.attributes }
+    fn set(&self, turn: usize) -> &[Input] {
+        &self.sets[turn % self.sets.len()]
     }
 
     /// What the backward kernels are timed on, if they can be called past autodiff.
-    fn kernels(
-        &self,
-        implementation: Implementation,
-    ) -> Option<&(Vec<Vec<Input>>, Vec<Tensor<1>>)> {
-        self.plain.as_ref().filter(|_| implementation == Implementation::Fused)
+    fn kernels(&self, implementation: Implementation) -> Option<&Vec<Vec<Input>>> {
+        self.kernels.as_ref().filter(|_| implementation == Implementation::Fused)
     }
 
-    /// The scalar whose backward is the pass.
-    fn graph(&self, turn: usize, implementation: Implementation) -> Result<Tensor<1>, String> {
-        let outputs = self.forward(turn, implementation)?;
-        let pulls = outputs.into_iter().zip(&self.cotangents).map(|(y, dy)| pull(y, dy.clone()));
-        pulls
-            .reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32))
-            .ok_or_else(|| "no output".into())
+    /// The forward through autodiff, on leaves of its own.
+    pub(super) fn graph(
+        &self,
+        turn: usize,
+        implementation: Implementation,
+    ) -> Result<Graph, String> {
+        let leaves: Vec<Input> = self.set(turn).iter().map(Input::tracked).collect();
+        let outputs = self.run(&leaves, implementation)?;
+        let pulls = outputs.into_iter().zip(&self.cotangents).map(|(y, dy)| match dy.dims() {
+            // The cotangent of a loss is 1.
+            [1] => y,
+            _ => pull(y, dy.clone().autodiff()),
+        });
+        let root = pulls.reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32));
+        Ok(Graph { root: root.ok_or("no output")?, leaves })
+    }
+
+    /// The call of the first set, without autodiff.
+    pub(super) fn call(&self) -> Call<'_> {
+        Call { inputs: self.set(0), attributes: &self.attributes }
+    }
+
+    /// Whether the backward is walked through graphs that are made before.
+    fn waits(&self, implementation: Implementation) -> bool {
+        self.pass == Pass::Backward && self.kernels(implementation).is_none()
+    }
+
+    /// Whether results are kept until the end of a burst. A kernel of ours always runs, and the launch count
+    /// shows it; what Burn does beside it under autodiff need not.
+    fn keeps(&self, implementation: Implementation) -> bool {
+        let kernels_alone = self.pass == Pass::Forward || self.kernels(implementation).is_some();
+        implementation != Implementation::Fused || !kernels_alone
+    }
+
+    /// Makes `calls` calls.
+    fn make(&self, calls: usize, implementation: Implementation) -> Result<Kept, String> {
+        let mut kept = Kept::default();
+        for turn in 0..calls {
+            match (self.pass, self.kernels(implementation)) {
+                (Pass::Forward, _) => {
+                    let outputs = self.run(self.set(turn), implementation)?;
+                    if self.keeps(implementation) {
+                        kept.tensors.extend(outputs);
+                    }
+                }
+                (_, Some(sets)) => {
+                    let inputs = &sets[turn % sets.len()];
+                    let call = Call { inputs, attributes: &self.attributes };
+                    let _ = self.op.backward_kernels(&call, &self.cotangents);
+                }
+                (_, None) => {
+                    let graph = self.graph(turn, implementation)?;
+                    kept.gradients.push(graph.root.backward());
+                    kept.tensors.push(graph.root.inner());
+                }
+            }
+        }
+        Ok(kept)
     }
 
     /// Seconds of `calls` calls.
@@ -154,41 +195,13 @@ impl<'a> Workload<'a> {
 
     /// Seconds of `calls` calls, and the kernels that each of them launched.
     fn measure(&self, calls: usize, implementation: Implementation) -> Result<(f64, u64), String> {
-        let (outcome, launches) = match self.pass {
-            Pass::Forward => timed(self.device, || {
-                let mut kept = vec![];
-                for turn in 0..calls {
-                    let outputs = self.forward(turn, implementation)?;
-                    if keeps(implementation) {
-                        kept.push(outputs);
-                    }
-                }
-                Ok(kept)
-            }),
-            Pass::Backward if let Some((sets, cotangents)) = self.kernels(implementation) => {
-                timed(self.device, || {
-                    for turn in 0..calls {
-                        let inputs = &sets[turn % sets.len()];
-                        let call = Call { inputs, attributes: &self.attributes };
-                        let _ = self.op.backward_kernels(&call, cotangents);
-                    }
-                    Ok(())
-                })
-            }
-            Pass::Backward => {
-                let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
-                let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
-                timed(self.device, || {
-                    let mut kept = vec![];
-                    for graph in graphs {
-                        let gradients = graph.backward();
-                        if keeps(implementation) {
-                            kept.push(gradients);
-                        }
-                    }
-                    Ok(kept)
-                })
-            }
+        let (outcome, launches) = if self.waits(implementation) {
+            let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
+            let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
+            let walk = |graph: Graph| graph.root.backward();
+            timed(self.device, || Ok(graphs.into_iter().map(walk).collect::<Vec<_>>()))
+        } else {
+            timed(self.device, || self.make(calls, implementation))
         };
         Ok((outcome?, launches / calls as u64))
     }
@@ -203,15 +216,15 @@ impl<'a> Workload<'a> {
         let (_, launches) = self.measure(1, implementation)?;
         let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let few = self.time(3, implementation)? / 3.0;
-        let calls = (BURST / few.max(1e-7)).ceil() as usize;
-        // Graphs that wait for their backward make autodiff's bookkeeping slow.
-        let graphs = self.pass == Pass::Backward && self.kernels(implementation).is_none();
-        let most = match keeps(implementation) {
+        // A burst that went through a part of the sets would find that part in the cache.
+        let calls = ((BURST / few.max(1e-7)).ceil() as usize).min(CALLS).max(self.sets.len());
+        let most = match self.keeps(implementation) {
             true => (KEPT / self.bytes.max(1.0)) as usize,
-            false => CALLS,
+            false => calls,
         };
-        let most = if graphs { most.min(GRAPHS) } else { most };
-        self.calls(implementation).store(calls.min(most).clamp(1, CALLS), Ordering::Relaxed);
+        // Graphs that wait for their backward make autodiff's bookkeeping slow.
+        let most = if self.waits(implementation) { most.min(GRAPHS) } else { most };
+        self.calls(implementation).store(calls.min(most).max(1), Ordering::Relaxed);
         Ok(Extra {
             launches: (launches > 0).then_some(launches),
             peak_mib: before
@@ -220,32 +233,22 @@ impl<'a> Workload<'a> {
         })
     }
 
-    /// The calls of a burst, recorded; a backward only where it is past autodiff, whose graphs are
-    /// used up by walking them.
+    /// The calls of a burst, recorded. Not where graphs wait: walking a graph uses it up and frees what it
+    /// holds, which a replay would then read from memory that has become something else.
     #[cfg(feature = "cube")]
-    fn record(&self, calls: usize, implementation: Implementation) -> Option<timer::Recording> {
-        let kernels = self.kernels(implementation);
-        if self.pass == Pass::Backward && kernels.is_none() {
+    fn record(
+        &self,
+        calls: usize,
+        implementation: Implementation,
+    ) -> Option<(timer::Recording, usize)> {
+        if self.waits(implementation) {
             return None;
         }
-        timer::Recording::new(self.device, || {
-            let mut kept = vec![];
-            for turn in 0..calls {
-                match kernels {
-                    Some((sets, cotangents)) => {
-                        let inputs = &sets[turn % sets.len()];
-                        let call = Call { inputs, attributes: &self.attributes };
-                        let _ = self.op.backward_kernels(&call, cotangents);
-                    }
-                    None => {
-                        let outputs = self.forward(turn, implementation);
-                        if keeps(implementation) {
-                            kept.push(outputs);
-                        }
-                    }
-                }
-            }
-        })
+        // What fails here has failed in the warm-up.
+        let recording = timer::Recording::new(self.device, || self.make(calls, implementation))?;
+        // SAFETY: the inputs live as long as the workload.
+        let once = unsafe { recording.time(self.device, 1) }.ok()?;
+        Some((recording, (BURST / once.max(1e-6)).ceil() as usize))
     }
 
     fn calls(&self, implementation: Implementation) -> &AtomicUsize {
@@ -258,13 +261,28 @@ impl<'a> Workload<'a> {
         #[cfg(feature = "cube")]
         {
             let at = usize::from(implementation == Implementation::Fused);
-            let recording = self.recordings[at].get_or_init(|| self.record(calls, implementation));
-            if let Some(recording) = recording {
+            let recorded = self.recordings[at].get_or_init(|| self.record(calls, implementation));
+            if let Some((recording, times)) = recorded {
                 // SAFETY: the inputs live as long as the workload.
-                return Ok(unsafe { recording.time(self.device) }? / calls as f64);
+                let seconds = unsafe { recording.time(self.device, *times) }?;
+                return Ok(seconds / (calls * times) as f64);
             }
         }
         Ok(self.time(calls, implementation)? / calls as f64)
+    }
+
+    /// Whether bursts are recorded; known after the first.
+    pub(super) fn recorded(&self, implementation: Implementation) -> bool {
+        #[cfg(feature = "cube")]
+        {
+            let at = usize::from(implementation == Implementation::Fused);
+            matches!(self.recordings[at].get(), Some(Some(_)))
+        }
+        #[cfg(not(feature = "cube"))]
+        {
+            let _ = implementation;
+            false
+        }
     }
 }
 
@@ -282,13 +300,6 @@ where
     })
 }
 
-/// Whether results must be seen until the end of a burst: Burn's fusion leaves out elementwise
-/// operations that nobody can see any more. A kernel of ours always runs, and the launch count
-/// shows it.
-fn keeps(implementation: Implementation) -> bool {
-    implementation != Implementation::Fused
-}
-
 #[cfg(feature = "cube")]
 fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
     if kiln_ops::device::is_cube(&y.device()) {
@@ -304,15 +315,4 @@ fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
 
 fn weighted(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
     (y.cast(DType::F32) * dy.cast(DType::F32)).sum()
-}
-
-/// Normal numbers made on the device.
-fn random(shape: &[usize], mean: f64, dtype: DType, gradient: bool, device: &Device) -> Input {
-    let width = shape.last().copied().unwrap_or(1);
-    let rows = shape.iter().product::<usize>() / width.max(1);
-    let made = Tensor::<2>::random([rows, width], Distribution::Normal(mean, 1.0), (device, dtype));
-    // Materialised now, not inside the first timed call.
-    let _ = made.clone().slice([0..1, 0..1]).into_data();
-    let leaf = if gradient { made.autodiff().require_grad() } else { made };
-    Input::Float { leaf: leaf.clone(), rows: leaf, shape: shape.to_vec() }
 }

@@ -330,7 +330,7 @@ impl Climber<'_> {
         for _ in 0..bursts {
             times.push(match &recording {
                 // SAFETY: the caller's inputs outlive this function.
-                Some(recording) => unsafe { recording.time(self.device) }? / calls as f64,
+                Some(recording) => unsafe { recording.time(self.device, 1) }? / calls as f64,
                 None => burst(calls)?,
             });
         }
