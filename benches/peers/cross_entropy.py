@@ -1,5 +1,4 @@
-"""Cross-entropy of PyTorch (eager, torch.compile) and of Liger, at the shapes of
-`kiln bench cross_entropy`.
+"""Cross-entropy of PyTorch (eager, torch.compile) and of Liger, as `kiln bench cross_entropy` times it.
 
     python3 benches/peers/cross_entropy.py --shapes large --json peers.json
 """
@@ -7,67 +6,49 @@
 import peers
 import torch
 
-SHAPES = {
-    "small": [(2048, 256)],
-    "train": [(8192, 50304)],
-    "large": [(32768, 50304)],
-}
-
 
 def eager(logits, targets):
+    return torch.nn.functional.cross_entropy(logits, targets)
+
+
+def wide(logits, targets):
     return torch.nn.functional.cross_entropy(logits.float(), targets)
 
 
-def liger():
-    try:
-        from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+def told(count, function):
+    """Liger asks the device how many targets count, which waits for the device and cannot be recorded. Here all
+    of them count, and it is told so."""
 
-        return lambda logits, targets: LigerCrossEntropyFunction.apply(logits, targets, None)[0]
+    def run(*inputs):
+        ask, torch.Tensor.item = torch.Tensor.item, lambda _: count
+        try:
+            return function(*inputs)
+        finally:
+            torch.Tensor.item = ask
+
+    return run
+
+
+def of(case):
+    rows = case.tensors[0]["shape"][0]
+    functions = {**peers.torches(eager), **peers.torches(wide, " .float()")}
+    found = {name: peers.Peer(f) for name, f in functions.items()}
+    try:
+        from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction as Liger
+
+        loss = told(rows, lambda logits, targets: Liger.apply(logits, targets, None)[0])
+        # It makes the gradient in its forward, over the logits; for a cotangent of 1 its backward does nothing
+        # but ask the device whether it is 1.
+        found["liger"] = peers.Peer(
+            loss,
+            passes=("forward", "both"),
+            own={"both": lambda inputs, _: loss(*inputs)},
+            writes=True,
+        )
     except ImportError as error:
         print(f"no Liger: {error}")
-        return None
-
-
-def rows(dtype, which):
-    size = torch.finfo(dtype).bits // 8
-    for m, v in SHAPES[which]:
-        torch._dynamo.reset()
-        shape, n = f"{m}×{v}", m * v
-        count = peers.sets(n * size)
-        logits = [torch.randn(m, v, device="cuda", dtype=dtype) + 0.5 for _ in range(count)]
-        targets = torch.randint(v, (m,), device="cuda")
-        found = {"torch": eager, "torch.compile": torch.compile(eager, dynamic=False)}
-        forward = {
-            name: (lambda turn, f=f: f(logits[turn % count], targets)) for name, f in found.items()
-        }
-        fused = liger()
-        if fused is not None:
-            forward["liger"] = lambda turn: fused(logits[turn % count], targets)
-        with torch.no_grad():
-            yield "forward", shape, n * size, 4 * n, forward
-        # The graphs of the others are made before Liger writes over the logits.
-        leaves = [x.clone().requires_grad_() for x in logits]
-        graphs = {name: [f(x, targets) for x in leaves] for name, f in found.items()}
-        backward = {
-            name: (
-                lambda turn, ys=ys: torch.autograd.grad(
-                    ys[turn % count], leaves[turn % count], retain_graph=True
-                )
-            )
-            for name, ys in graphs.items()
-        }
-        if fused is not None:
-            own = [x.requires_grad_() for x in logits]
-
-            # Liger makes the gradient in its forward, over the logits: its backward alone does
-            # nothing, so both are timed here.
-            def both(turn):
-                leaf = own[turn % count]
-                return torch.autograd.grad(fused(leaf, targets), leaf)
-
-            backward["liger"] = both
-        yield "backward", shape, 2 * n * size, 4 * n, backward
+    return found
 
 
 if __name__ == "__main__":
-    peers.main({"cross_entropy": rows})
+    peers.main({"cross_entropy": of})

@@ -1,58 +1,44 @@
-"""Linear cross-entropy of PyTorch (eager, torch.compile) and of Liger, forward and backward together (the row `backward`), at
-the shapes of `kiln bench linear_cross_entropy`, and the memory that each takes at its peak.
+"""Linear cross-entropy of PyTorch (eager, torch.compile) and of Liger, as `kiln bench linear_cross_entropy`
+times it: the forward, and forward and backward together.
 
     python3 benches/peers/linear_cross_entropy.py --shapes large --json peers.json
 """
 
 import peers
 import torch
-
-SHAPES = {
-    "small": [(2048, 128, 256)],
-    "train": [(8192, 768, 50304)],
-    "large": [(32768, 768, 50304)],
-}
+from cross_entropy import told
 
 
 def eager(x, weight, targets):
+    return torch.nn.functional.cross_entropy(x @ weight, targets)
+
+
+def wide(x, weight, targets):
     return torch.nn.functional.cross_entropy((x @ weight).float(), targets)
 
 
-def functions():
-    found = {"torch": eager, "torch.compile": torch.compile(eager, dynamic=False)}
+def of(case):
+    rows = case.tensors[0]["shape"][0]
+    functions = {**peers.torches(eager), **peers.torches(wide, " .float()")}
+    found = {name: peers.Peer(f) for name, f in functions.items()}
     try:
-        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+        from liger_kernel.ops.fused_linear_cross_entropy import (
+            LigerFusedLinearCrossEntropyFunction as Liger,
+        )
 
-        # Liger's weight is [V, D].
-        found["liger"] = lambda x, w, t: LigerFusedLinearCrossEntropyFunction.apply(x, w, t)[0]
+        loss = told(rows, lambda x, w, t: Liger.apply(x, w, t)[0])
+        # It makes the gradients in its forward; for a cotangent of 1 its backward does nothing but ask the
+        # device whether it is 1. Its weight is [V, D].
+        found["liger"] = peers.Peer(
+            loss,
+            passes=("forward", "both"),
+            own={"both": lambda inputs, _: loss(*inputs)},
+            prepare=lambda x, w, t: (x, w.T.contiguous(), t),
+        )
     except ImportError as error:
         print(f"no Liger: {error}")
     return found
 
 
-def rows(dtype, which):
-    size = torch.finfo(dtype).bits // 8
-    for m, d, v in SHAPES[which]:
-        x = (torch.randn(m, d, device="cuda", dtype=dtype) + 0.1).requires_grad_()
-        weight = (torch.randn(d, v, device="cuda", dtype=dtype) / d**0.5).requires_grad_()
-        turned = weight.detach().T.contiguous().requires_grad_()
-        targets = torch.randint(v, (m,), device="cuda")
-
-        def both(name, f):
-            w = turned if name == "liger" else weight
-            return lambda turn: torch.autograd.grad(f(x, w, targets), (x, w))
-
-        calls = {name: both(name, f) for name, f in functions().items()}
-        for name, call in calls.items():
-            call(0)
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            call(0)
-            torch.cuda.synchronize()
-            print(f"{name}: {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB at the peak")
-        bytes_moved = 3 * (m * d + d * v) * size
-        yield "backward", f"{m}×{d}, {d}×{v}", bytes_moved, 6 * m * d * v, calls
-
-
 if __name__ == "__main__":
-    peers.main({"linear_cross_entropy": rows})
+    peers.main({"linear_cross_entropy": of})

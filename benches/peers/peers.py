@@ -1,47 +1,207 @@
-"""What the peer benches share: timing in PyTorch, and the JSON that `kiln bench --compare` reads.
+"""What the peer benches share: the cases of Kiln's registry, their data, timing in PyTorch, and the JSON that
+`kiln bench --compare` reads.
 
-A peer bench registers rows `(op, pass, shape, dtype, name, setup, bytes, flops)`, where `setup()`
-returns a function that runs one call, and this module times them all in alternation: warm, bursts
-of some milliseconds between two events, the median of the bursts with its spread.
+A peer bench says which implementations of an operator there are, `peers.main({"rms_norm": of})` where
+`of(case)` returns {name: Peer}. This module times them all as Kiln times its own: in alternation, warm, on inputs
+that rotate through more memory than a cache holds, in bursts of some milliseconds that are recorded as a CUDA
+graph, by the device's clock.
+
+Shapes, bytes and operations come from `cases.jsonl`, which `kiln bench --cases` prints.
 """
 
 import argparse
+import dataclasses
 import datetime
+import importlib.metadata
 import json
+import math
+import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+import typing
 
 import torch
+import torch._dynamo
+import torch._functorch.config
 
-# Memory that the inputs rotate through: many times the L2 cache.
+# As bench/workload.rs has them: the memory that inputs rotate through, the most sets of inputs, the milliseconds
+# of a burst and its most calls.
 ROTATED = 1e9
+SETS = 4096
 BURST_MS = 30.0
+CALLS = 500
 PAUSE = 0.05
+SEED = 7
+
+PASSES = ("forward", "backward", "both")
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+# Graphs are walked again and again, and what their backward reads must still be there.
+if hasattr(torch._functorch.config, "donated_buffer"):
+    torch._functorch.config.donated_buffer = False
 
 
-def sets(bytes_of_a_call):
-    """How many sets of inputs a bench rotates through."""
-    return max(1, min(16, int(-(-ROTATED // max(1, bytes_of_a_call)))))
+@dataclasses.dataclass
+class Peer:
+    """An implementation: a function of the inputs that returns the output or all of them, differentiable."""
+
+    run: typing.Callable
+    # The passes that it has.
+    passes: tuple = PASSES
+    # Passes that are not `run` and autograd's: functions of the inputs and the cotangents.
+    own: dict = dataclasses.field(default_factory=dict)
+    # Inputs and cotangents as it wants them, made before anything is timed.
+    prepare: typing.Callable = lambda *inputs: inputs
+    prepare_cotangents: typing.Callable = lambda *cotangents: cotangents
+    # It writes over its inputs: they are made good before each burst, which goes through them once.
+    writes: bool = False
+
+
+def torches(function, suffix=""):
+    """A function of PyTorch by itself and compiled, by name. CUDA graphs are left to this bench, which records
+    everybody's calls."""
+    return {
+        f"torch{suffix}": function,
+        f"torch.compile{suffix}": torch.compile(function, dynamic=False),
+        f"torch.compile max-autotune{suffix}": torch.compile(
+            function, dynamic=False, mode="max-autotune-no-cudagraphs"
+        ),
+    }
+
+
+@dataclasses.dataclass
+class Case:
+    """A line of cases.jsonl."""
+
+    op: str
+    scale: str
+    shape: str
+    file: str
+    tensors: list
+    work: list
+    # The element type, as Kiln names it.
+    dtype: str
+
+    def data(self, folder, count):
+        """Sets of inputs, and the cotangents, on the device: from the file of the case, or drawn with its
+        means and deviations. As Kiln does, each set from a file begins another share of its numbers further on."""
+        if folder is not None:
+            from safetensors.torch import load_file
+
+            path = pathlib.Path(folder) / f"{self.file}-{self.dtype}.safetensors"
+            if not path.exists():
+                sys.exit(f"error: {path} is not there: kiln bench {self.op} --data {folder} writes it")
+            loaded = load_file(path, device="cuda")
+
+            def one(tensor, turn):
+                flat = loaded[tensor["name"]].flatten()
+                return flat.roll(-(turn * flat.numel() // count)).view(tensor["shape"])
+
+        else:
+            torch.manual_seed(SEED)
+
+            def one(tensor, turn):
+                shape, holds = tensor["shape"], tensor["holds"]
+                own = torch.float32 if tensor["f32"] else DTYPES[self.dtype]
+                if holds == "one":
+                    return torch.ones(shape, device="cuda", dtype=own)
+                if "classes" in holds:
+                    return torch.randint(holds["classes"], shape, device="cuda")
+                normal = holds["normal"]
+                made = torch.randn(shape, device="cuda", dtype=own)
+                return made.mul_(normal["deviation"]).add_(normal["mean"])
+
+        inputs = [t for t in self.tensors if not t["name"].startswith("grad.")]
+        cotangents = [t for t in self.tensors if t["name"].startswith("grad.")]
+        sets = [tuple(one(t, turn) for t in inputs) for turn in range(count)]
+        return sets, [one(t, 0) for t in cotangents]
+
+
+def cases(op, scale, dtype):
+    with open(pathlib.Path(__file__).with_name("cases.jsonl"), encoding="utf-8") as lines:
+        found = [Case(**json.loads(line), dtype=dtype) for line in lines]
+    return [case for case in found if (case.op, case.scale) == (op, scale)]
+
+
+@dataclasses.dataclass
+class Call:
+    """What is timed: `run(turn)`, and what makes the inputs good again if it writes over them."""
+
+    run: typing.Callable
+    restore: typing.Optional[typing.Callable] = None
+
+
+def make(peer, which, sets, cotangents):
+    """The pass of an implementation as a call."""
+    inputs = [peer.prepare(*one) for one in sets]
+    restore = None
+    if peer.writes:
+        kept = inputs
+        inputs = [tuple(t.clone() for t in one) for one in inputs]
+
+        def restore():
+            for one, good in zip(inputs, kept):
+                for t, value in zip(one, good):
+                    t.data.copy_(value)
+
+    leaf = lambda t: t.detach().requires_grad_() if t.is_floating_point() else t
+    leaves = [tuple(map(leaf, one)) for one in inputs]
+    wanted = [[t for t in one if t.requires_grad] for one in leaves]
+    # The cotangent of a loss is 1, which is what autograd takes by itself.
+    given = [None if t.numel() == 1 else t for t in peer.prepare_cotangents(*cotangents)]
+    count = len(sets)
+
+    def outputs(one):
+        ys = peer.run(*one)
+        return ys if isinstance(ys, tuple) else (ys,)
+
+    if which in peer.own:
+        run = lambda turn: peer.own[which](leaves[turn % count], given)
+    elif which == "forward":
+
+        def run(turn):
+            with torch.no_grad():
+                return peer.run(*inputs[turn % count])
+
+    elif which == "both":
+
+        def run(turn):
+            at = turn % count
+            return torch.autograd.grad(outputs(leaves[at]), wanted[at], given)
+
+    else:
+        # The graphs are made once and walked again and again: only the backward is timed.
+        graphs = [outputs(one) for one in leaves]
+
+        def run(turn):
+            at = turn % count
+            return torch.autograd.grad(graphs[at], wanted[at], given, retain_graph=True)
+
+    return Call(run, restore)
 
 
 def repeat(call, calls):
     for turn in range(calls):
-        call(turn)
+        call.run(turn)
 
 
-def record(call, calls):
-    """The calls as one CUDA graph: what the device needs for them, without the host's time between
-    one launch and the next. What cannot be recorded is launched one by one."""
+def record(call, calls, pool):
+    """The calls as one CUDA graph: what the device needs for them, without the host's time between one launch
+    and the next. What cannot be recorded is launched one by one. Returns what runs them, and which of the two."""
     graph = torch.cuda.CUDAGraph()
     try:
-        call(0)
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        call.run(0)
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             repeat(call, calls)
-        return graph.replay
+        return graph.replay, True
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         print(f"not recorded: {error}")
-        return lambda: repeat(call, calls)
+        return lambda: repeat(call, calls), False
 
 
 def burst(run):
@@ -55,60 +215,172 @@ def burst(run):
     return start.elapsed_time(end)
 
 
-def time_together(calls, rounds):
-    """Times several calls in alternation; returns microseconds (median, 20 %, 80 %) of each."""
-    for call in calls:
-        for turn in range(3):
-            call(turn)
-    few = [burst(lambda: repeat(call, 3)) / 3 for call in calls]
-    lengths = [max(1, min(500, int(BURST_MS / max(1e-4, ms)))) for ms in few]
-    recorded = [record(call, length) for call, length in zip(calls, lengths)]
-    times = [[] for _ in calls]
+def peak_mib(call):
+    """Memory that one call takes on top of what is there."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call.run(0)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def time_together(peers, which, sets, cotangents, rounds):
+    """Times a pass of several implementations in alternation; returns the measured part of a row for each that
+    finds the memory, by name."""
+    rows, runs = {}, []
+    # The graphs run one at a time and nobody reads what they leave: they share their memory.
+    pool = torch.cuda.graph_pool_handle()
+    for name, peer in peers.items():
+        try:
+            call = make(peer, which, sets, cotangents)
+            repeat(call, 3)
+            peak = peak_mib(call)
+            few = burst(lambda: repeat(call, 3)) / 3
+            # A burst that went through a part of the sets would find that part in the cache.
+            length = max(len(sets), min(CALLS, int(BURST_MS / max(1e-4, few))))
+            length = len(sets) if call.restore else length
+            run, recorded = record(call, length, pool)
+            # Recorded calls are repeated to fill a burst, unless they write over their inputs.
+            times = 1 if call.restore or not recorded else math.ceil(BURST_MS / max(1e-3, burst(run)))
+        except torch.OutOfMemoryError:
+            print(f"{name}: not enough memory")
+            continue
+        rows[name] = {"recorded": recorded, "peak_mib": peak}
+        runs.append((run, length, times, call.restore, []))
     for _ in range(rounds):
-        for run, length, out in zip(recorded, lengths, times):
+        for run, length, times, restore, found in runs:
+            if restore:
+                restore()
             # Bursts without pauses heat the board up to its limit and time that.
             time.sleep(PAUSE)
-            out.append(burst(run) / length * 1e3)
-    quantiles = []
-    for out in times:
-        out.sort()
-        at = lambda share: out[round((len(out) - 1) * share)]
-        quantiles.append((statistics.median(out), at(0.2), at(0.8)))
-    return quantiles
+            found.append(burst(lambda: [run() for _ in range(times)]) / (length * times) * 1e3)
+    for row, (*_, found) in zip(rows.values(), runs):
+        found.sort()
+        at = lambda share: found[round((len(found) - 1) * share)]
+        row.update(us=statistics.median(found), us_low=at(0.2), us_high=at(0.8))
+    return rows
 
 
-def main(ops, shapes=("small", "train", "large")):
-    """Runs a peer bench: of each operator, `rows(dtype, shapes)` yields (pass, shape, bytes, flops,
-    {name: call})."""
+class Watch:
+    """Samples of the board while it is timed, as bench/board.rs takes them."""
+
+    FIXED = "driver_version,power.limit,clocks.max.sm"
+    SAMPLED = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
+
+    def __init__(self):
+        self.log = tempfile.TemporaryFile("w+")
+        self.board = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        self.sampler = None
+        try:
+            query = self.query(self.SAMPLED) + ["-lms", "200"]
+            self.sampler = subprocess.Popen(query, stdout=self.log, stderr=subprocess.DEVNULL)
+        except OSError as error:
+            print(f"no nvidia-smi: {error}")
+
+    def query(self, fields):
+        options = [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+        return ["nvidia-smi", "-i", self.board, *options]
+
+    def end(self):
+        if self.sampler is None:
+            return None
+        ask = lambda fields: subprocess.run(self.query(fields), capture_output=True, text=True).stdout
+        fixed, samples = ask(self.FIXED), ask(self.SAMPLED)
+        self.sampler.kill()
+        self.sampler.wait()
+        self.log.seek(0)
+        samples += self.log.read()
+        try:
+            driver, power_limit, sm_limit = (field.strip() for field in fixed.split(","))
+            fields = [line.split(",") for line in samples.splitlines()]
+            lines = [[float(value) for value in line] for line in fields if len(line) == 4]
+
+            def of(field):
+                values = sorted(line[field] for line in lines)
+                middle = values[(len(values) - 1) // 2]
+                return {"low": values[0], "middle": middle, "high": values[-1]}
+
+            return {
+                "driver": driver,
+                "power_limit_w": float(power_limit),
+                "sm_limit_mhz": float(sm_limit),
+                "sm_mhz": of(0),
+                "memory_mhz": of(1),
+                "power_w": of(2),
+                "temperature_c": of(3),
+            }
+        except (ValueError, IndexError) as error:
+            print(f"nvidia-smi does not say it all: {error}")
+            return None
+
+
+def versions():
+    found = {"torch": torch.__version__}
+    for name in ("triton", "liger-kernel"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def measure(ops, args):
+    """The rows of a run."""
+    for case in (case for op in ops for case in cases(op, args.shapes, args.dtype)):
+        for work in case.work:
+            which, nbytes, flops = work["pass"], work["bytes"][args.dtype], work["flops"]
+            if args.only not in (None, which):
+                continue
+            torch._dynamo.reset()
+            count = max(1, min(SETS, math.ceil(ROTATED / max(1.0, nbytes))))
+            sets, cotangents = case.data(args.data, count)
+            found = {
+                name: peer
+                for name, peer in ops[case.op](case).items()
+                if which in peer.passes and name in (args.implementations or [name])
+            }
+            measured = time_together(found, which, sets, cotangents, args.rounds)
+            for name, row in measured.items():
+                rates = f"{nbytes / row['us'] / 1e3:.0f} GB/s, {flops / row['us'] / 1e6:.0f} TFLOP/s"
+                print(f"{case.op} {which} {case.shape} {name}: {row['us']:.1f} us, {rates}", flush=True)
+                of = {"op": case.op, "pass": which, "shape": case.shape, "dtype": args.dtype}
+                yield of | {"implementation": name, "bytes": nbytes, "flops": flops} | row
+            del sets, cotangents
+            torch.cuda.empty_cache()
+
+
+def main(ops):
+    """Runs a peer bench: of each operator, `of(case)` returns {name: Peer}."""
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
-    parser.add_argument("--shapes", choices=shapes, default="train")
-    parser.add_argument("--pass", dest="only", choices=["forward", "backward"], help="this pass alone")
+    parser.add_argument("--shapes", choices=("small", "train", "large", "thin"), default="train")
+    parser.add_argument("--pass", dest="only", choices=PASSES, help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
-    parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="bf16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--data", metavar="FOLDER", help="read the files of `kiln bench --data FOLDER`")
+    parser.add_argument(
+        "--implementations", nargs="+", metavar="NAME", help="these alone: max-autotune is slow"
+    )
     args = parser.parse_args()
-    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
+    # As Kiln's own f32 products are: exact.
+    torch.backends.cuda.matmul.allow_tf32 = False
     run = {
         "device": "cuda:0",
         "gpu": torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": " ".join(["python3"] + sys.argv) + f" (torch {torch.__version__})",
-        "rows": [],
+        "command": " ".join(["python3"] + sys.argv),
+        "versions": versions(),
     }
     # The default stream cannot be recorded, and a backward runs on the stream of its forward.
     torch.cuda.set_stream(torch.cuda.Stream())
-    measured = ((op, *row) for op, rows in ops.items() for row in rows(dtype, args.shapes))
-    for op, which, shape, nbytes, flops, calls in measured:
-        if args.only not in (None, which):
-            continue
-        for name, (us, low, high) in zip(calls, time_together(list(calls.values()), args.rounds)):
-            run["rows"].append(
-                dict(op=op, **{"pass": which}, shape=shape, dtype=args.dtype, implementation=name,
-                     us=us, us_low=low, us_high=high, bytes=nbytes, flops=flops)
-            )
-            rates = f"{nbytes / us / 1e3:.0f} GB/s, {flops / us / 1e6:.0f} TFLOP/s"
-            print(f"{op} {which} {shape} {name}: {us:.1f} us, {rates}", flush=True)
-        torch.cuda.empty_cache()
+    watch = Watch()
+    try:
+        rows = list(measure(ops, args))
+    finally:
+        run["board"] = watch.end()
+    run["rows"] = rows
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(run, file, indent=1)
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(run, file, indent=1, ensure_ascii=False)
+            file.write("\n")

@@ -1,5 +1,5 @@
-"""Triangular products in PyTorch, at the shapes of `kiln bench tril_matmul`: the dense product between
-masks, a blocked recursion, and for f32 the triangular product of cuBLAS.
+"""Triangular products in PyTorch, as `kiln bench tril_matmul` times them: the dense product between masks, a
+blocked recursion, and for f32 the triangular product of cuBLAS.
 
     python3 benches/peers/tril_matmul.py --shapes large --json peers.json
 """
@@ -9,15 +9,13 @@ import ctypes
 import peers
 import torch
 
-SHAPES = {
-    "small": [(1, 128), (1, 512)],
-    "train": [(16, 1024)],
-    "large": [(1, 4096), (1, 8192), (16, 1024)],
-}
-
 
 def dense(a, b):
     return torch.tril(a @ b)
+
+
+def dense_backward(a, b, dy):
+    return torch.tril(dy @ b.mT), torch.tril(a.mT @ dy)
 
 
 def blocked(a, b):
@@ -55,6 +53,9 @@ def strmm():
         assert status == 0, f"cublasStrmm returned {status}"
         return y
 
+    a, b = (torch.randn(96, 96, device="cuda").tril() for _ in range(2))
+    error = (run(a, b) - dense(a, b)).abs().max().item()
+    assert error < 1e-3, f"cublasStrmm is off by {error}"
     return run
 
 
@@ -66,35 +67,23 @@ def loads(name):
         return False
 
 
-def rows(dtype, which):
-    size = torch.finfo(dtype).bits // 8
-    compiled = torch.compile(dense, dynamic=False)
-    for batches, n in SHAPES[which]:
-        shape = (n, n) if batches == 1 else (batches, n, n)
-        make = lambda: torch.randn(*shape, device="cuda", dtype=dtype).tril()
-        elements = batches * n * n
-        sets = [(make(), make()) for _ in range(peers.sets(2 * elements * size))]
-        functions = {"torch.tril(a @ b)": dense, "torch.compile": compiled, "blocked": blocked}
-        if dtype == torch.float32 and batches == 1 and (trmm := strmm()):
-            functions["cublas strmm"] = trmm
-            a, b = sets[0]
-            error = (trmm(a, b) - dense(a, b)).abs().max().item()
-            assert error < 1e-2, f"cublasStrmm is off by {error}"
-        flops = batches * n * (n + 1) * (n + 2) / 3
-        yield "forward", "×".join(map(str, shape)), 2 * elements * size, flops, {
-            name: (lambda turn, f=f: f(*sets[turn % len(sets)])) for name, f in functions.items()
+def of(case):
+    # The matrices are handed over as triangles, with zeros above.
+    lower = lambda *matrices: tuple(matrix.tril() for matrix in matrices)
+    found, backward = {}, peers.torches(dense_backward)
+    for name, f in peers.torches(dense).items():
+        own = {
+            "backward": lambda ab, dy, g=backward[name]: g(*ab, *dy),
+            "both": lambda ab, dy, f=f, g=backward[name]: (f(*ab), g(*ab, *dy)),
         }
-        dy = make()
-
-        def backward(turn):
-            a, b = sets[turn % len(sets)]
-            return torch.tril(dy @ b.mT), torch.tril(a.mT @ dy)
-
-        yield "backward", "×".join(map(str, shape)), 3.5 * elements * size, 2 * flops, {
-            "torch.tril(a @ b)": backward
-        }
+        own = {which: torch.no_grad()(call) for which, call in own.items()}
+        found[name] = peers.Peer(f, own=own, prepare=lower, prepare_cotangents=lower)
+    forward = dict(passes=("forward",), prepare=lower)
+    found["blocked"] = peers.Peer(blocked, **forward)
+    if case.dtype == "f32" and len(case.tensors[0]["shape"]) == 2 and (trmm := strmm()):
+        found["cublas strmm"] = peers.Peer(trmm, **forward)
+    return found
 
 
 if __name__ == "__main__":
-    torch.backends.cuda.matmul.allow_tf32 = False
-    peers.main({"tril_matmul": rows})
+    peers.main({"tril_matmul": of})

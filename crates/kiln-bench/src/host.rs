@@ -177,13 +177,14 @@ impl Input {
         Self::Int { flat, shape: host.shape.clone() }
     }
 
-    /// The same without autodiff.
-    pub fn inner(&self) -> Self {
+    /// An input without autodiff whose rows are not cut, as a leaf that gets a gradient.
+    pub fn tracked(&self) -> Self {
         match self.clone() {
-            Self::Float { leaf, rows, shape } => {
-                Self::Float { leaf: leaf.inner(), rows: rows.inner(), shape }
+            Self::Float { leaf, shape, .. } => {
+                let leaf = leaf.autodiff().require_grad();
+                Self::Float { rows: leaf.clone(), leaf, shape }
             }
-            Self::Int { flat, shape } => Self::Int { flat: flat.inner(), shape },
+            Self::Int { flat, shape } => Self::Int { flat: flat.autodiff(), shape },
         }
     }
 
@@ -216,20 +217,17 @@ pub fn gradient(
     Ok(Some(HostTensor::new(shape, values)))
 }
 
-/// The gradients of all float inputs, flat; their leaves have the shapes of the inputs.
+/// The gradients of all float inputs, whose leaves are not cut.
 pub(crate) fn gradients(
     inputs: &[Input],
     gradients: &burn::tensor::Gradients,
-) -> Result<Vec<Tensor<1>>, String> {
+) -> Result<Vec<Tensor<2>>, String> {
     let leaves = inputs.iter().filter_map(|input| match input {
         Input::Float { leaf, .. } => Some(leaf),
         Input::Int { .. } => None,
     });
-    let gradient = |leaf: &Tensor<2>| -> Result<Tensor<1>, String> {
-        let gradient = leaf.grad(gradients).ok_or("an input has no gradient")?;
-        Ok(gradient.flatten(0, 1))
-    };
-    leaves.map(gradient).collect()
+    let missing = || "an input has no gradient".to_string();
+    leaves.map(|leaf| leaf.grad(gradients).ok_or_else(missing)).collect()
 }
 
 /// A text on one line; of a long one the beginning, which names the cause.

@@ -306,7 +306,8 @@ fn decode(view: &TensorView<'_>) -> HostTensor {
     HostTensor::new(view.shape(), values)
 }
 
-type Encoded = (Dtype, Vec<usize>, Vec<u8>);
+/// Element type, shape and bytes of a tensor in a file.
+pub(crate) type Encoded = (Dtype, Vec<usize>, Vec<u8>);
 
 fn encode(tensor: &HostTensor, dtype: DType) -> Result<Encoded, String> {
     let data = TensorData::new(tensor.values.clone(), tensor.shape.clone()).convert_dtype(dtype);
@@ -319,7 +320,7 @@ fn encode(tensor: &HostTensor, dtype: DType) -> Result<Encoded, String> {
 }
 
 /// To a temporary file beside it first.
-fn write(
+pub(crate) fn write(
     path: &Path,
     results: &[(String, Encoded)],
     metadata: HashMap<String, String>,

@@ -5,6 +5,7 @@ use crate::host::{BoundedTensor, Input};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// What an input holds.
@@ -32,6 +33,13 @@ pub struct InputSpec {
     /// A weight matrix `[in, out]`: its data is divided by the root of `in`, so that products
     /// neither grow nor saturate.
     pub fan_in: bool,
+}
+
+impl InputSpec {
+    /// What its test data is multiplied with, in the gate as in the bench.
+    pub fn scale(&self, shape: &[usize]) -> f64 {
+        if self.fan_in { 1.0 / (shape[0] as f64).sqrt() } else { 1.0 }
+    }
 }
 
 /// An output.
@@ -167,8 +175,18 @@ pub struct Work {
     pub flops: f64,
 }
 
+/// Of one pass and of the next.
+impl std::ops::Add for Work {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes, flops: self.flops + other.flops }
+    }
+}
+
 /// Size of the shapes to time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Scale {
     /// Where launches dominate: the layers of a quickstart model.
     Small,
@@ -178,6 +196,11 @@ pub enum Scale {
     Large,
     /// Products of a large operand and a thin one: decoding, and weights of few columns.
     Thin,
+}
+
+impl Scale {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Small, Self::Train, Self::Large, Self::Thin];
 }
 
 /// An operator.
@@ -194,6 +217,18 @@ pub trait Operator: Sync {
 
     /// What the forward keeps for [`backward_kernels`](Self::backward_kernels) beside the inputs.
     fn saved(&self, _call: &Call<'_>) -> Vec<Tensor<2>> {
+        vec![]
+    }
+
+    /// Whether the kernels make the gradients with the outputs, so that a backward alone would say little
+    /// and only both passes together are timed.
+    fn gradients_in_forward(&self) -> bool {
+        false
+    }
+
+    /// What the pass makes and uses up on its way, by name, of the first rows: the bench counts the exact
+    /// zeros in it. The inputs are without autodiff.
+    fn intermediates(&self, _call: &Call<'_>) -> Vec<(&'static str, Tensor<2>)> {
         vec![]
     }
 

@@ -1,4 +1,4 @@
-//! What `kiln train` shows: a bar where stderr is a terminal, plain lines elsewhere.
+//! What `kiln train` shows: a bar where stderr is a terminal, plain lines elsewhere. And the bar of others.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kiln_lm::data;
@@ -37,6 +37,17 @@ impl Preparing {
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// A bar of rows, with those that are being worked on as its message. Hidden by itself where stderr is no
+/// terminal.
+pub fn rows(count: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} in {elapsed}: {wide_msg}");
+    let bar = ProgressBar::new(count as u64)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    // The clock goes on where a row takes long.
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
 }
 
 /// Prints lines above the bar, from any thread.

@@ -3,7 +3,10 @@
 
 use assert_cmd::Command;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const CONFIG: &str = r#"
@@ -216,6 +219,66 @@ fn verify_writes_every_check_and_says_nothing_about_displays() {
 }
 
 #[test]
+fn verify_finds_the_same_in_one_process_and_in_several() {
+    let place = place();
+    let verify = |jobs: &str| {
+        let args = ["verify", "rope", "rms_norm", "--device", "cpu", "--fuzz", "1"];
+        let more = ["--json", "r.json", "--jobs", jobs];
+        let (status, out, err) = kiln(place.path(), &[&args[..], &more].concat());
+        assert!(status == 0 && err.lines().count() == 1, "{err}");
+        (out, fs::read_to_string(place.path().join("r.json")).unwrap())
+    };
+    let (table, reports) = verify("1");
+    let (shared_table, shared_reports) = verify("2");
+    assert_eq!(shared_reports, reports);
+    let reports: serde_json::Value = serde_json::from_str(&reports).unwrap();
+    let reports = reports.as_array().unwrap();
+    assert_eq!(reports[0]["op"], "rope", "as asked for");
+    for table in [table, shared_table] {
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 1 + reports.len() + 1, "{table}");
+        assert!(lines[0].starts_with("operator  dtype  ran "), "{table}");
+        assert_eq!(lines.last(), Some(&&*format!("{} green, 0 red, on cpu", reports.len())));
+        let verdict = lines[0].find("verdict");
+        let rows = &lines[1..=reports.len()];
+        assert!(rows.iter().all(|row| row.find("green") == verdict), "{table}");
+    }
+    for jobs in ["0", "-1", "many"] {
+        let line = error(place.path(), &["verify", "--device", "cpu", &format!("--jobs={jobs}")]);
+        assert!(line.contains("--jobs") && line.contains(jobs), "{line}");
+    }
+}
+
+#[test]
+fn a_worker_ends_when_nobody_waits_for_it() {
+    // More random cases than it gets done.
+    let args = ["verify", "--worker", "rms_norm", "--device", "cpu", "--fuzz", "100000"];
+    let mut worker = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = worker.stdin.take().unwrap();
+    writeln!(stdin, "0").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(worker.try_wait().unwrap().is_none(), "it is at work");
+    drop(stdin);
+    let begin = Instant::now();
+    let status = loop {
+        match worker.try_wait().unwrap() {
+            Some(status) => break status,
+            None if begin.elapsed() > Duration::from_secs(60) => {
+                worker.kill().unwrap();
+                panic!("it went on for a minute");
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(status.success(), "{status}");
+}
+
+#[test]
 fn the_ladder_is_that_of_one_operator() {
     let place = place();
     for (args, named) in [
@@ -225,4 +288,80 @@ fn the_ladder_is_that_of_one_operator() {
         let line = error(place.path(), args);
         assert!(line.contains(named), "{line}");
     }
+}
+
+/// The files of a run of Kiln, one of a peer on the same GPU, and a page with their table.
+fn pages() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pages")
+}
+
+#[test]
+fn runs_of_different_gpus_are_not_compared() {
+    let place = place();
+    let run = fs::read_to_string(pages().join("peers.json")).unwrap();
+    fs::write(place.path().join("other.json"), run.replace("NVIDIA H200", "NVIDIA H100")).unwrap();
+    let kiln_run = pages().join("kiln.json");
+    let compare = ["bench", "--compare", kiln_run.to_str().unwrap(), "other.json"];
+    let line = error(place.path(), &compare);
+    assert!(line.contains("NVIDIA H200 and NVIDIA H100"), "{line}");
+}
+
+#[test]
+fn tables_of_pages_are_those_of_their_run_files() {
+    // The documents of this repository, then a page of a test.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (status, out, err) = kiln(&root, &["bench", "--tables", "docs", "README.md", "--check"]);
+    assert_eq!((status, out.as_str()), (0, ""), "{err}");
+
+    let place = place();
+    let place = place.path();
+    for name in ["kiln.json", "peers.json", "page.md"] {
+        fs::copy(pages().join(name), place.join(name)).unwrap();
+    }
+    let check = ["bench", "--tables", "page.md", "--check"];
+    let (status, out, err) = kiln(place, &check);
+    assert_eq!((status, out.as_str()), (0, ""), "{err}");
+
+    let page = fs::read_to_string(place.join("page.md")).unwrap();
+    fs::write(place.join("page.md"), page.replace("2.00×", "9.00×")).unwrap();
+    let (status, out, err) = kiln(place, &check);
+    assert!(status == 1 && out.starts_with("page.md: "), "{out}{err}");
+    assert!(fs::read_to_string(place.join("page.md")).unwrap().contains("9.00×"));
+    let (status, out, err) = kiln(place, &["bench", "--tables", "."]);
+    assert!(status == 0 && out.contains("page.md"), "{out}{err}");
+    assert_eq!(fs::read_to_string(place.join("page.md")).unwrap(), page);
+
+    fs::write(place.join("page.md"), page.replace("peers.json", "gone.json")).unwrap();
+    let line = error(place, &check);
+    assert!(line.contains("gone.json"), "{line}");
+}
+
+#[test]
+fn a_run_has_all_passes_and_reads_its_data_again() {
+    let place = place();
+    let place = place.path();
+    let bench = ["bench", "linear_cross_entropy", "--device", "cpu", "--shapes", "small"];
+    let more = ["--rounds", "1", "--data", "numbers", "--json", "run.json"];
+    let bench = [&bench[..], &more].concat();
+    let (status, out, err) = kiln(place, &bench);
+    assert_eq!(status, 0, "{err}");
+    assert!(out.contains("forward+backward"), "{out}");
+    let file = place.join("numbers/linear_cross_entropy-2048x128-128x256-f32.safetensors");
+    let bytes = fs::read(&file).unwrap();
+
+    let json = fs::read_to_string(place.join("run.json")).unwrap();
+    let run: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(run["versions"]["burn"].is_string() && run["board"].is_null(), "{run}");
+    let rows = run["rows"].as_array().unwrap();
+    let passes: Vec<_> = rows.iter().map(|row| row["pass"].as_str().unwrap()).collect();
+    assert_eq!(passes, ["forward", "both"]);
+    assert_eq!(rows[1]["recorded"], false);
+    for name in ["grad.x", "grad.weight", "dlogits"] {
+        let share = rows[1]["zeros"][name].as_f64().unwrap();
+        assert!((0.0..0.01).contains(&share), "{name}: {share}");
+    }
+
+    fs::write(&file, &bytes[..bytes.len() - 4]).unwrap();
+    let (status, out, _) = kiln(place, &bench);
+    assert!(status == 1 && out.contains("-f32.safetensors: "), "{out}");
 }

@@ -5,7 +5,8 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
 /// Keeps what is compiled from now on in the user's cache directory, and takes from there what the same
 /// build of the same program has compiled before for the same kind of GPU. A program calls it before it
-/// touches a device; what its `cubecl.toml` says of the directory stands.
+/// touches a device; what its `cubecl.toml` says of the directory stands. Programs that run at the same time
+/// share it: a kernel is there as a whole or not at all.
 ///
 /// CubeCL names a kernel by its type and arguments, not by its body: what tells two builds apart is the
 /// build id that the linker leaves in the program. Where it leaves none nothing is kept, nor where

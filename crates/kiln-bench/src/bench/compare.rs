@@ -1,61 +1,208 @@
 //! Several runs side by side.
 
-use super::table::{microseconds, rate};
+use super::table::{Kinds, empty, rate};
 use super::{Pass, Row, Run};
-use comfy_table::{Table, presets};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// One table of the rows of all runs; ratios are to the first column. Implementations of one name
-/// on unlike devices have columns of their own.
-pub fn compare(runs: &[Run], markdown: bool) -> String {
-    type Key = (String, Pass, String, String);
-    let mut columns: Vec<String> = vec![];
-    let mut order: Vec<Key> = vec![];
-    let mut cells: BTreeMap<Key, BTreeMap<String, Row>> = BTreeMap::new();
-    let one_device = runs.iter().all(|run| run.device == runs[0].device);
-    for (run, row) in runs.iter().flat_map(|run| run.rows.iter().map(move |row| (run, row))) {
-        let column = if one_device {
-            row.implementation.clone()
-        } else {
-            format!("{} ({})", row.implementation, run.device)
+/// What makes rows of different implementations one row of a comparison.
+type Key = (String, Pass, String, String);
+
+/// Which rows and columns of some runs stand in a comparison.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// Rows, in this order; all if there is none.
+    pub rows: Vec<Filter>,
+    /// Implementations, in this order; all if there is none.
+    pub columns: Vec<String>,
+}
+
+/// Rows of which what is given is this.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Filter {
+    /// Operator.
+    pub op: Option<String>,
+    /// Forward, backward or both.
+    pub pass: Option<Pass>,
+    /// Shape.
+    pub shape: Option<String>,
+    /// Element type.
+    pub dtype: Option<String>,
+}
+
+impl Filter {
+    fn takes(&self, (op, pass, shape, dtype): &Key) -> bool {
+        let is = |wanted: &Option<String>, found: &str| {
+            wanted.as_deref().is_none_or(|wanted| wanted == found)
         };
-        if !columns.contains(&column) {
-            columns.push(column.clone());
-        }
-        let key = (row.op.clone(), row.pass, row.shape.clone(), row.dtype.clone());
-        if !order.contains(&key) {
-            order.push(key.clone());
-        }
-        cells.entry(key).or_default().insert(column, row.clone());
+        is(&self.op, op)
+            && self.pass.is_none_or(|wanted| wanted == *pass)
+            && is(&self.shape, shape)
+            && is(&self.dtype, dtype)
     }
-    let mut table = Table::new();
-    table.load_style(if markdown {
-        presets::ASCII_MARKDOWN
-    } else {
-        presets::UTF8_HORIZONTAL_ONLY
-    });
-    let mut header = vec!["operator".to_string(), "pass".into(), "shape".into(), "dtype".into()];
-    header.extend(columns.iter().cloned());
-    table.set_header(header);
-    for key in order {
-        let found = &cells[&key];
-        let first = columns.iter().find_map(|c| found.get(c)).map(|row| row.us);
-        let mut line = vec![key.0.clone(), key.1.to_string(), key.2.clone(), key.3.clone()];
-        for (i, column) in columns.iter().enumerate() {
-            line.push(match (found.get(column), first) {
-                (Some(row), Some(first)) if i > 0 => {
-                    format!("{} ({}), {:.2}×", microseconds(row.us), rate(row), row.us / first)
+}
+
+/// The rows of all runs by what they are of, in the order of the runs.
+#[derive(Default)]
+struct Cells {
+    columns: Vec<String>,
+    keys: Vec<Key>,
+    rows: BTreeMap<Key, BTreeMap<String, Row>>,
+}
+
+impl Cells {
+    /// Implementations of one name on unlike devices have columns of their own.
+    fn of(runs: &[Run]) -> Self {
+        let mut cells = Self::default();
+        let one_device = runs.iter().all(|run| run.device == runs[0].device);
+        for (run, row) in runs.iter().flat_map(|run| run.rows.iter().map(move |row| (run, row))) {
+            let column = match one_device {
+                true => row.implementation.clone(),
+                false => format!("{} ({})", row.implementation, run.device),
+            };
+            if !cells.columns.contains(&column) {
+                cells.columns.push(column.clone());
+            }
+            let key = (row.op.clone(), row.pass, row.shape.clone(), row.dtype.clone());
+            if !cells.keys.contains(&key) {
+                cells.keys.push(key.clone());
+            }
+            cells.rows.entry(key).or_default().insert(column, row.clone());
+        }
+        cells
+    }
+
+    /// Takes the columns and rows that are selected, each of which must be there.
+    fn select(&mut self, selection: &Selection) -> Result<(), String> {
+        if let Some(missing) = selection.columns.iter().find(|c| !self.columns.contains(c)) {
+            let found = self.columns.join(", ");
+            return Err(format!("no run has a column `{missing}`, there are {found}"));
+        }
+        if !selection.columns.is_empty() {
+            self.columns = selection.columns.clone();
+        }
+        if !selection.rows.is_empty() {
+            let all = std::mem::take(&mut self.keys);
+            for filter in &selection.rows {
+                let before = self.keys.len();
+                self.keys.extend(all.iter().filter(|key| filter.takes(key)).cloned());
+                if self.keys.len() == before {
+                    return Err(format!("no run has a row that is {filter:?}"));
                 }
-                (Some(row), _) => format!("{} ({})", microseconds(row.us), rate(row)),
-                (None, _) => "-".into(),
-            });
+            }
+        }
+        Ok(())
+    }
+
+    /// The cells of a row, by column.
+    fn row(&self, key: &Key) -> Vec<Option<&Row>> {
+        self.columns.iter().map(|column| self.rows[key].get(column)).collect()
+    }
+}
+
+/// One table of the rows of all runs; ratios are to the first column.
+///
+/// # Errors
+///
+/// One line if the runs are of different GPUs, count the work of a pass differently, or have not what is
+/// selected.
+pub fn compare(runs: &[Run], selection: &Selection, markdown: bool) -> Result<String, String> {
+    let first = runs.first().ok_or("there is no run to compare")?;
+    if let Some(other) = runs.iter().find(|run| run.gpu != first.gpu) {
+        let (first, other) = (&first.gpu, &other.gpu);
+        return Err(format!("runs of different GPUs cannot be compared: {first} and {other}"));
+    }
+    let mut cells = Cells::of(runs);
+    cells.select(selection)?;
+    let kinds = Kinds::of(cells.keys.iter().flat_map(|key| cells.row(key)).flatten());
+    let (mut table, gap) = empty(markdown);
+    let header = ["operator", "pass", "shape", "dtype"].map(String::from);
+    table.set_header(header.iter().chain(&cells.columns));
+    for key in &cells.keys {
+        let row = cells.row(key);
+        let mut line = vec![key.0.clone(), key.1.to_string(), key.2.clone(), key.3.clone()];
+        let mut same = None;
+        for (i, cell) in row.iter().enumerate() {
+            let Some(cell) = cell else {
+                line.push("-".into());
+                continue;
+            };
+            let one = *same.get_or_insert(*cell);
+            if (cell.bytes, cell.flops) != (one.bytes, one.flops) {
+                let (one, other) = (&one.implementation, &cell.implementation);
+                let what = format!("{} {} {} {}", key.0, key.1, key.2, key.3);
+                return Err(format!("{what}: {one} and {other} count its work differently"));
+            }
+            let ratio = row[0].filter(|_| i > 0).and_then(|base| cell.over(base));
+            let ratio = ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2}×"));
+            line.push(format!("{} ({}){ratio}", kinds.time(cell), rate(cell)));
         }
         table.add_row(line);
     }
-    let mut text = table.to_string();
+    let mut text = table.to_string() + gap;
     text += "\n× is the time over that of the first column.";
+    text += kinds.footnote();
     for run in runs {
-        text += &format!("\n{}, {}, `{}`", run.gpu, run.date, run.command);
+        text += &format!("\n{}", run.conditions());
     }
-    text
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::tests::{row, run};
+    use super::*;
+
+    #[test]
+    fn runs_of_different_gpus_are_refused() {
+        let runs = [
+            run("NVIDIA H100 80GB HBM3", vec![row("fused", Pass::Forward, true)]),
+            run("NVIDIA H200", vec![row("torch", Pass::Forward, true)]),
+        ];
+        assert_eq!(
+            compare(&runs, &Selection::default(), false).unwrap_err(),
+            "runs of different GPUs cannot be compared: NVIDIA H100 80GB HBM3 and NVIDIA H200"
+        );
+        assert!(compare(&[], &Selection::default(), false).is_err());
+    }
+
+    #[test]
+    fn only_like_times_have_a_ratio() {
+        let kiln = vec![row("fused", Pass::Forward, true), row("fused", Pass::Both, true)];
+        let peers = vec![
+            Row { us: 250.0, ..row("torch", Pass::Forward, true) },
+            Row { us: 250.0, ..row("torch", Pass::Both, false) },
+        ];
+        let runs = [run("NVIDIA H200", kiln), run("NVIDIA H200", peers)];
+        let text = compare(&runs, &Selection::default(), true).unwrap();
+        assert!(text.contains("| 250 µs (1200 GB/s), 2.50× |"), "{text}");
+        assert!(text.contains("| 250 µs† (1200 GB/s)       |"), "{text}");
+        assert!(text.contains("\n† Launched call by call"), "{text}");
+
+        let forward = Filter { pass: Some(Pass::Forward), ..Filter::default() };
+        let selection = Selection { rows: vec![forward], columns: vec!["torch".into()] };
+        let text = compare(&runs, &selection, true).unwrap();
+        assert!(
+            !text.contains('†') && !text.contains("fused") && !text.contains("+backward"),
+            "{text}"
+        );
+
+        let wrong = Selection { columns: vec!["jax".into()], ..Selection::default() };
+        let error = compare(&runs, &wrong, true).unwrap_err();
+        assert_eq!(error, "no run has a column `jax`, there are fused, torch");
+        let none = Filter { op: Some("rope".into()), ..Filter::default() };
+        let wrong = Selection { rows: vec![none], ..Selection::default() };
+        assert!(compare(&runs, &wrong, true).unwrap_err().contains("rope"));
+    }
+
+    #[test]
+    fn work_that_is_counted_differently_is_refused() {
+        let other = Row { bytes: 1e8, ..row("torch", Pass::Forward, true) };
+        let runs = [run("NVIDIA H200", vec![row("fused", Pass::Forward, true), other])];
+        assert_eq!(
+            compare(&runs, &Selection::default(), false).unwrap_err(),
+            "swiglu forward 8×8 bf16: fused and torch count its work differently"
+        );
+    }
 }

@@ -6,19 +6,30 @@
 //! middle of the bursts is reported with its spread. Ceilings (a copy, a matmul, the smallest launch)
 //! are measured in the same run.
 
+mod board;
+mod cases;
 mod ceilings;
 mod compare;
+mod data;
 mod launches;
+mod pages;
 #[cfg(feature = "cube")]
 mod pull;
+mod run;
 mod table;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timer;
 mod workload;
+mod zeros;
 
+pub use board::{Board, Samples, Watch};
+pub use cases::{PassWork, TimedCase, cases};
 pub use ceilings::Ceilings;
-pub use compare::compare;
+pub use compare::{Filter, Selection, compare};
+pub use data::{Numbers, Part};
+pub use pages::rewrite;
+pub use run::{Pass, Row, Run};
 #[cfg(feature = "cube")]
 pub(crate) use table::microseconds;
 pub use table::table;
@@ -26,9 +37,9 @@ pub use table::table;
 use crate::gate;
 use crate::registry::{Case, Operator, Scale, Work};
 use burn::tensor::{DType, Device};
-use kiln_ops::device;
-use kiln_ops::policy::{Implementation, Measured};
-use serde::{Deserialize, Serialize};
+use data::Data;
+use kiln_ops::policy::Implementation;
+use std::path::PathBuf;
 use workload::Workload;
 
 /// Before each burst.
@@ -47,129 +58,22 @@ pub struct Plan {
     pub family: Option<&'static str>,
     /// Only this pass.
     pub pass: Option<Pass>,
+    /// The folder of the files that the numbers come from; none: they are made on the device.
+    pub data: Option<PathBuf>,
 }
 
-/// Forward or backward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pass {
-    /// Inputs to outputs.
-    Forward,
-    /// Cotangents to gradients of all inputs.
-    Backward,
-}
-
-impl std::fmt::Display for Pass {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        })
-    }
-}
-
-/// One measurement. The programs that time other libraries write the same.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
-    /// Operator.
-    pub op: String,
-    /// Forward or backward.
-    pub pass: Pass,
-    /// Shape, as the registry writes it.
-    pub shape: String,
-    /// Element type.
-    pub dtype: String,
-    /// `fused`, `reference`, or the name of a library.
-    pub implementation: String,
-    /// Median time of a call in microseconds.
-    pub us: f64,
-    /// A fifth of the bursts was faster.
-    pub us_low: f64,
-    /// A fifth of the bursts was slower.
-    pub us_high: f64,
-    /// Bytes that the pass cannot avoid.
-    pub bytes: f64,
-    /// Operations that the pass cannot avoid.
-    pub flops: f64,
-    /// Kernels launched, where they are counted.
-    #[serde(default)]
-    pub launches: Option<u64>,
-    /// Memory that the pool reserved on top for one call, in MiB.
-    #[serde(default)]
-    pub peak_mib: Option<f64>,
-}
-
-impl Row {
-    /// Bytes that must move over the time, in GB/s.
-    pub fn gigabytes(&self) -> f64 {
-        self.bytes / self.us / 1e3
-    }
-
-    /// Operations over the time, in TFLOP/s.
-    pub fn teraflops(&self) -> f64 {
-        self.flops / self.us / 1e6
-    }
-}
-
-/// A run of the bench.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// Device: `cuda:0`, `wgpu`, `cpu`.
-    pub device: String,
-    /// The part's name.
-    pub gpu: String,
-    /// Day, UTC.
-    pub date: String,
-    /// The command that made it.
-    pub command: String,
-    /// Ceilings of the device, where they were measured.
-    #[serde(default)]
-    pub ceilings: Option<Ceilings>,
-    /// Measurements.
-    pub rows: Vec<Row>,
-}
-
-impl Run {
-    /// An empty run on `device`, now.
-    pub fn new(device: &Device, command: String) -> Self {
-        Self {
-            device: device::name(device),
-            gpu: device.identity().map_or_else(|| "CPU".into(), |identity| identity.name),
-            date: time::OffsetDateTime::now_utc().date().to_string(),
-            command,
-            ceilings: None,
-            rows: vec![],
+/// The passes of a case that are timed, and what each cannot avoid. Both passes together are to move and to do
+/// what each of them is, however an implementation joins them.
+pub fn passes(op: &dyn Operator, case: &Case, dtype: DType) -> Vec<(Pass, Work)> {
+    let (forward, backward) = op.work(case, dtype);
+    let mut passes = vec![(Pass::Forward, forward)];
+    if op.spec().differentiable {
+        if !op.gradients_in_forward() {
+            passes.push((Pass::Backward, backward));
         }
+        passes.push((Pass::Both, forward + backward));
     }
-
-    /// What `auto` can learn from it: both implementations of the same operator and shape.
-    pub fn measured(
-        &self,
-        op: &dyn Operator,
-        case: &Case,
-        dtype: DType,
-        device: &Device,
-    ) -> Option<Measured> {
-        let shape = case.to_string();
-        let total = |implementation: &str| -> Option<f64> {
-            let rows = self.rows.iter().filter(|row| {
-                row.op == op.spec().name
-                    && row.shape == shape
-                    && row.implementation == implementation
-            });
-            let times: Vec<f64> = rows.map(|row| row.us).collect();
-            (!times.is_empty()).then(|| times.iter().sum())
-        };
-        let elements = case.shapes.iter().map(|s| s.iter().product::<usize>()).max().unwrap_or(1);
-        Some(Measured {
-            op: op.spec().name.into(),
-            log2_elements: elements.max(1).ilog2(),
-            dtype: format!("{dtype:?}").to_lowercase(),
-            device: device::kind(device),
-            fused_us: total("fused")?,
-            reference_us: total("reference")?,
-        })
-    }
+    passes
 }
 
 /// Verifies `op` and, if it is green, times its cases: rows are added to `run`.
@@ -194,6 +98,9 @@ pub fn bench(
         let check = check.title();
         return Err(format!("{name}: the gate is red, so no time ({check}; {case}: {what})"));
     }
+    if plan.pass == Some(Pass::Backward) && op.gradients_in_forward() {
+        note(&format!("{name} makes its gradients in its forward: there is --pass both"));
+    }
     let mut implementations = vec![];
     if gate::candidate(op, device) == Implementation::Fused {
         implementations.push(Implementation::Fused);
@@ -214,15 +121,15 @@ fn rows(
     device: &Device,
     run: &mut Run,
 ) -> Result<(), String> {
-    let (forward, backward) = op.work(case, plan.dtype);
     let forced = op.tiled() && plan.family.is_some_and(|name| gate::runs(name, plan.dtype, device));
-    let passes: &[(Pass, Work)] = &[(Pass::Forward, forward), (Pass::Backward, backward)];
-    for (pass, work) in passes {
-        let unwanted = plan.pass.is_some_and(|wanted| wanted != *pass);
-        if unwanted || (*pass == Pass::Backward && !op.spec().differentiable) {
+    let open = |folder: &PathBuf| Data::open(folder, op, case, plan.dtype);
+    let data = plan.data.as_ref().map(open).transpose()?;
+    for (pass, work) in passes(op, case, plan.dtype) {
+        if plan.pass.is_some_and(|wanted| wanted != pass) {
             continue;
         }
-        let workload = Workload::new(op, case, plan.dtype, device, *pass, work.bytes)?;
+        let data = data.as_ref();
+        let workload = Workload::new(op, case, plan.dtype, device, pass, work.bytes, data)?;
         let mut times = vec![vec![]; implementations.len()];
         let mut extra = vec![];
         for implementation in implementations {
@@ -250,7 +157,7 @@ fn rows(
             let at = |share: f64| 1e6 * times[((times.len() - 1) as f64 * share).round() as usize];
             run.rows.push(Row {
                 op: op.spec().name.into(),
-                pass: *pass,
+                pass,
                 shape: case.to_string(),
                 dtype: format!("{:?}", plan.dtype).to_lowercase(),
                 implementation: match plan.family {
@@ -262,10 +169,15 @@ fn rows(
                 us: at(0.5),
                 us_low: at(0.2),
                 us_high: at(0.8),
+                recorded: workload.recorded(*implementation),
                 bytes: work.bytes,
                 flops: work.flops,
                 launches: extra.launches,
                 peak_mib: extra.peak_mib,
+                zeros: match pass {
+                    Pass::Forward => Default::default(),
+                    _ => zeros::zeros(op, &workload, *implementation)?,
+                },
             });
         }
     }

@@ -1,46 +1,67 @@
 //! No time without a check of that very call.
 
+use super::workload::Results;
 use super::*;
 use crate::gate::rounding;
 use crate::operator::Spec;
 use crate::registry::{self, Call, Dims, HostCall};
 use crate::{host::BoundedTensor, spot::Spot};
 use burn::tensor::Tensor;
-use kiln_ops::OpError;
+use kiln_ops::{OpError, device};
 
 fn cpu() -> Device {
     device::open("cpu").expect("the CPU is always there").device
 }
 
+/// Calls `check` with what every pass of an operator leaves of a case, and with what judges it.
+fn each_pass(
+    op: &dyn Operator,
+    case: &Case,
+    dtype: DType,
+    check: impl Fn(&str, Results, &dyn Fn(&Results) -> Result<(), String>),
+) {
+    let (device, reference) = (cpu(), Implementation::Reference);
+    for (pass, _) in passes(op, case, dtype) {
+        // So many bytes that one set of inputs is enough.
+        let workload = Workload::new(op, case, dtype, &device, pass, 1e9, None).unwrap();
+        workload.warm_up(reference).unwrap();
+        let right = workload.results(reference).unwrap();
+        let rounding = rounding(op, dtype, &device, reference, None);
+        let judge = |results: &Results| workload.check(reference, rounding, results);
+        check(&format!("{} {case} {pass} {dtype:?}", op.spec().name), right, &judge);
+    }
+}
+
+/// The results of a pass, each of them with `wrong` done to it.
+fn each_wrong(right: &Results, wrong: impl Fn(Tensor<1>) -> Option<Tensor<1>>) -> Vec<Results> {
+    let mut all = vec![];
+    for i in 0..right.outputs.len() + right.gradients.len() {
+        let mut results = right.clone();
+        let mut each = results.outputs.iter_mut().chain(&mut results.gradients);
+        let result = each.nth(i).expect("there is one");
+        if let Some(wrong) = wrong(result.clone()) {
+            *result = wrong;
+            all.push(results);
+        }
+    }
+    all
+}
+
 /// What every operator leaves at a size that is timed passes, each result 2 % larger does not.
 #[test]
 fn results_of_every_operator_are_checked() {
-    let (device, reference) = (cpu(), Implementation::Reference);
     for op in registry::all() {
-        let name = op.spec().name;
-        for (pass, dtype) in [
-            (Pass::Forward, DType::F32),
-            (Pass::Backward, DType::F32),
-            (Pass::Forward, DType::BF16),
-            (Pass::Backward, DType::BF16),
-        ] {
-            let case = &op.shapes(Scale::Small)[0];
-            // So many bytes that one set of inputs is enough.
-            let workload = Workload::new(*op, case, dtype, &device, pass, 1e9).unwrap();
-            let right = workload.results(reference).unwrap();
-            let rounding = rounding(*op, dtype, &device, reference, None);
-            let check = |results: &[Tensor<1>]| workload.check(reference, rounding, results);
-            assert_eq!(check(&right), Ok(()), "{name} {case} {pass} {dtype:?}");
-            if dtype == DType::BF16 {
-                continue;
+        let case = &op.shapes(Scale::Small)[0];
+        each_pass(*op, case, DType::F32, |what, right, judge| {
+            assert_eq!(judge(&right), Ok(()), "{what}");
+            for wrong in each_wrong(&right, |result| Some(result.mul_scalar(1.02))) {
+                let error = judge(&wrong).expect_err(what);
+                assert!(error.contains(" off"), "{what}: {error}");
             }
-            for i in 0..right.len() {
-                let mut wrong = right.clone();
-                wrong[i] = wrong[i].clone().mul_scalar(1.02);
-                let error = check(&wrong).expect_err(name);
-                assert!(error.contains(" off"), "{name} {pass}: {error}");
-            }
-        }
+        });
+        each_pass(*op, case, DType::BF16, |what, right, judge| {
+            assert_eq!(judge(&right), Ok(()), "{what}");
+        });
     }
 }
 
@@ -94,8 +115,14 @@ impl Operator for OffWhereTimed {
 fn a_call_that_is_wrong_gets_no_time() {
     let device = cpu();
     let right = registry::find("matmul").unwrap();
-    let plan =
-        Plan { scale: Scale::Small, dtype: DType::F32, rounds: 1, family: None, pass: None };
+    let plan = Plan {
+        scale: Scale::Small,
+        dtype: DType::F32,
+        rounds: 1,
+        family: None,
+        pass: None,
+        data: None,
+    };
     let mut run = Run::new(&device, String::new());
     let error = bench(&OffWhereTimed(right), &plan, &device, &mut run, &mut |_| {}).unwrap_err();
     let expected = "matmul: what is timed is wrong, so no time (192×192, forward, reference: `y` is ";
@@ -103,33 +130,26 @@ fn a_call_that_is_wrong_gets_no_time() {
     assert!(run.rows.is_empty(), "{:?}", run.rows);
 }
 
-/// Products lose tiles, and sampled rows may miss them.
+/// Products lose tiles, and the rows that are compared may miss them.
 #[test]
 fn a_lost_block_of_products_is_convicted() {
-    let (device, reference) = (cpu(), Implementation::Reference);
-    let made_of_products = registry::all().iter().filter(|op| op.tiled());
-    for op in made_of_products.chain([&registry::find("attention").unwrap()]) {
-        for pass in [Pass::Forward, Pass::Backward] {
-            let shapes = op.shapes(Scale::Small);
-            let case = shapes.last().unwrap();
-            let workload = Workload::new(*op, case, DType::F32, &device, pass, 1e9).unwrap();
-            let right = workload.results(reference).unwrap();
-            let rounding = rounding(*op, DType::F32, &device, reference, None);
-            for (i, result) in right.iter().enumerate() {
-                let name = format!("{} {case} {pass}, result {i}", op.spec().name);
+    let device = cpu();
+    let attention = registry::find("attention").unwrap();
+    for op in registry::all().iter().filter(|op| op.tiled()).chain([&attention]) {
+        let shapes = op.shapes(Scale::Small);
+        let case = shapes.last().expect("it is timed");
+        let width = case.shapes.iter().filter_map(|shape| shape.last().copied()).max().unwrap_or(1);
+        each_pass(*op, case, DType::F32, |what, right, judge| {
+            let lose = |result: Tensor<1>| {
                 let n = result.dims()[0];
-                if n == 1 {
-                    continue; // a loss
-                }
-                // Every result has rows of the last dimension of one of these.
-                let widths = [case.shapes[0].last(), case.shapes.get(1).and_then(|s| s.last())];
-                let width = widths.into_iter().flatten().copied().max().unwrap_or(1);
-                let inside = |at: usize| (64..128).contains(&(at / width)) && at % width < 32;
-                let mask: Vec<f32> = (0..n).map(|at| if inside(at) { 0.0 } else { 1.0 }).collect();
-                let mut wrong = right.clone();
-                wrong[i] = result.clone() * Tensor::<1>::from_data(mask.as_slice(), &device);
-                assert!(workload.check(reference, rounding, &wrong).is_err(), "{name}");
+                let lost = |at: usize| (64..128).contains(&(at / width)) && at % width < 32;
+                let mask: Vec<f32> = (0..n).map(|at| if lost(at) { 0.0 } else { 1.0 }).collect();
+                // A loss has no blocks.
+                (n > 1).then(|| result * Tensor::<1>::from_data(mask.as_slice(), &device))
+            };
+            for wrong in each_wrong(&right, lose) {
+                assert!(judge(&wrong).is_err(), "{what}");
             }
-        }
+        });
     }
 }

@@ -5,17 +5,17 @@ use burn::tensor::Device;
 /// Launches that were recorded once and run again as a whole: what the device needs for them, without
 /// the host's time between one launch and the next.
 #[cfg(feature = "cube")]
-pub(crate) struct Recording<T> {
+pub(crate) struct Recording {
     graph: burn::backend::BackendGraph<burn::backend::Dispatch>,
-    /// What `work` returned while it was recorded. Every run writes its tensors anew.
-    pub(crate) results: T,
 }
 
 #[cfg(feature = "cube")]
-impl<T> Recording<T> {
-    /// Records what `work` launches, where the device can record. `work` runs twice: what it allocates
-    /// the second time must be what it freed the first.
-    pub(crate) fn new(device: &Device, work: impl Fn() -> T) -> Option<Self> {
+impl Recording {
+    /// Records what `work` launches, where the device can record. `work` runs three times: Burn's fusion finds
+    /// its kernels in the first, and what the last allocates must be what the one before freed. What it
+    /// returns is kept until all is launched: fusion leaves out what nobody can see any more. What the last
+    /// returned comes back; every run writes its tensors anew.
+    pub(crate) fn new<T>(device: &Device, work: impl Fn() -> T) -> Option<(Self, T)> {
         use burn::backend::{Backend, Dispatch};
         if !kiln_ops::device::is_cuda(device) {
             return None;
@@ -23,26 +23,29 @@ impl<T> Recording<T> {
         device.sync().ok()?;
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).ok()?;
-        // Burn's fusion leaves out what is dropped before it ran, and the memory for it.
-        let first = work();
-        device.sync().ok()?;
-        drop(first);
+        for _ in 0..2 {
+            let kept = work();
+            device.sync().ok()?;
+            drop(kept);
+        }
         Dispatch::graph_start_capture(dispatch).ok()?;
-        let results = work();
+        let kept = work();
         let graph = Dispatch::graph_stop_capture(dispatch).ok()?;
-        Some(Self { graph, results })
+        Some((Self { graph }, kept))
     }
 
-    /// Runs it; returns the seconds that the device took.
+    /// Runs it some times, one after the other; returns the seconds that the device took.
     ///
     /// # Safety
     ///
     /// The tensors that the recorded launches read must still be there.
-    pub(crate) unsafe fn time(&self, device: &Device) -> Result<f64, String> {
+    pub(crate) unsafe fn time(&self, device: &Device, repeats: usize) -> Result<f64, String> {
         use burn::backend::{Backend, Dispatch};
         let replay = || {
-            // SAFETY: the caller keeps the inputs; the graph keeps the rest.
-            unsafe { Dispatch::graph_replay(device.as_dispatch(), &self.graph) }
+            (0..repeats).try_for_each(|_| {
+                // SAFETY: the caller keeps the inputs; the graph keeps the rest.
+                unsafe { Dispatch::graph_replay(device.as_dispatch(), &self.graph) }
+            })
         };
         let (result, time) = time(device, replay)?;
         result.map_err(|e| format!("{e:?}"))?;

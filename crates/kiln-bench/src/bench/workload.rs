@@ -1,23 +1,26 @@
 //! What is timed: one pass of an operator over rotating inputs.
 
+use super::data::{Data, Maker, Part, parts};
 use super::{Pass, launches, timer};
 use crate::attributes::Attributes;
-use crate::host::{self, HostTensor, Input};
+use crate::host::{self, Input};
 use crate::operator::with_saved;
-use crate::registry::{Call, Case, Holds, Operator};
+use crate::registry::{Call, Case, Operator};
 use crate::spot::Spot;
-use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 use kiln_ops::oracle::Rounding;
 use kiln_ops::policy::{self, Implementation};
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Memory that the inputs rotate through: many times the largest caches.
 const ROTATED: f64 = 1e9;
-/// Seconds of a burst: opening and closing the clock's window costs some 0.3 ms.
+/// Most sets of inputs on CUDA, where those of the smallest shapes are still more than the L2 cache holds, and
+/// elsewhere.
+const SETS: [usize; 2] = [4096, 16];
+/// Seconds of a burst: opening and closing the clock's window costs some 0.3 ms. Recorded calls are repeated to
+/// fill it.
 const BURST: f64 = 30e-3;
-/// Most calls of a burst.
+/// Most calls of a burst for its length; a burst that goes once through all sets may have more.
 const CALLS: usize = 500;
 /// Most graphs that wait for a timed backward.
 const GRAPHS: usize = 20;
@@ -29,39 +32,69 @@ pub(super) struct Workload<'a> {
     device: &'a Device,
     pass: Pass,
     attributes: Attributes,
+    /// Inputs, without autodiff.
     sets: Vec<Vec<Input>>,
+    /// Cotangents, without autodiff.
     cotangents: Vec<Tensor<1>>,
-    /// Inputs and cotangents without autodiff, where the operator's backward kernels can be called
-    /// on them.
-    plain: Option<(Vec<Vec<Input>>, Vec<Tensor<1>>)>,
+    /// Inputs and what the forward keeps, where the operator's backward kernels can be called on them.
+    kernels: Option<Vec<Vec<Input>>>,
     bytes: f64,
     /// Calls of a burst of the reference and of the kernel.
     calls: [AtomicUsize; 2],
-    /// The bursts, where the device can record them; they end before what they read.
+    /// Their calls as the device recorded them, where it can.
     #[cfg(feature = "cube")]
-    recordings: [std::sync::OnceLock<Option<timer::Recording<Vec<Left>>>>; 2],
+    recordings: [std::sync::OnceLock<Option<Recorded>>; 2],
+}
+
+/// The calls of a burst as the device recorded them.
+#[cfg(feature = "cube")]
+struct Recorded {
+    recording: timer::Recording,
+    /// How many times they fill a burst.
+    times: usize,
+    /// What the last of them leaves.
+    left: Left,
 }
 
 /// What a call left.
-#[derive(Clone)]
-enum Left {
-    /// Its outputs, or the gradients of the float inputs.
-    Results(Vec<Tensor<1>>),
+#[derive(Clone, Default)]
+struct Left {
+    outputs: Vec<Tensor<1>>,
+    /// Of the float inputs.
+    gradients: Vec<Tensor<2>>,
     /// What the backward kernels returned.
-    Kernels(Vec<Tensor<2>>),
+    kernels: Option<Vec<Tensor<2>>>,
 }
 
-/// What the last call of a burst left.
-enum Last {
-    Left(Left),
-    /// A walk through a graph.
-    Gradients(Gradients),
+/// What is checked of a call: outputs, gradients of the float inputs, or both, as the pass has them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Results {
+    pub(super) outputs: Vec<Tensor<1>>,
+    pub(super) gradients: Vec<Tensor<1>>,
 }
 
 /// What a single warm call told.
 pub(super) struct Extra {
     pub(super) launches: Option<u64>,
     pub(super) peak_mib: Option<f64>,
+}
+
+/// A scalar whose backward is the pass, and the leaves that get the gradients.
+pub(super) struct Graph {
+    pub(super) root: Tensor<1>,
+    pub(super) leaves: Vec<Input>,
+    /// The outputs, where they are asked for.
+    outputs: Vec<Tensor<1>>,
+}
+
+/// Results that must be seen until the end of a burst: Burn's fusion leaves out operations whose result nobody
+/// can see any more.
+#[derive(Default)]
+struct Kept {
+    tensors: Vec<Tensor<1>>,
+    gradients: Vec<Gradients>,
+    /// Of the last call, always.
+    left: Left,
 }
 
 impl<'a> Workload<'a> {
@@ -72,53 +105,31 @@ impl<'a> Workload<'a> {
         device: &'a Device,
         pass: Pass,
         bytes: f64,
+        data: Option<&Data>,
     ) -> Result<Self, String> {
-        let spec = op.spec();
-        let dims = spec.dims(&case.shapes)?;
-        let sets = ((ROTATED / bytes.max(1.0)).ceil() as usize).clamp(1, 16);
-        let backward = pass == Pass::Backward;
-        let mut rng = ChaCha8Rng::seed_from_u64(7);
-        let mut set = || -> Vec<Input> {
-            let inputs =
-                spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| match input.holds {
-                    Holds::Classes(dim) => {
-                        let classes = dims[dim][0];
-                        let n = shape.iter().product();
-                        let values = (0..n).map(|_| rng.random_range(0..classes) as f64).collect();
-                        Input::int(&HostTensor::new(shape.as_slice(), values), backward, device)
-                    }
-                    holds => {
-                        let dtype = if holds == Holds::F32 { DType::F32 } else { dtype };
-                        random(shape, input.mean, dtype, backward, device)
-                    }
-                });
-            inputs.collect()
-        };
-        let sets: Vec<Vec<Input>> = (0..sets).map(|_| set()).collect();
-        let cotangents: Vec<Tensor<1>> = if backward {
-            let outputs = spec.outputs.iter().map(|output| {
-                let dtype = if output.f32 { DType::F32 } else { dtype };
-                let n = spec.output_shape(output, &dims).iter().product::<usize>();
-                Tensor::<1>::random([n], Distribution::Normal(0.1, 1.0), (device, dtype)).autodiff()
-            });
-            outputs.collect()
-        } else {
-            vec![]
-        };
-        let attributes = case.attributes(spec)?;
-        let calls = [AtomicUsize::new(1), AtomicUsize::new(1)];
-        let mut plain = None;
-        if backward && kiln_ops::device::is_cube(device) {
-            let inner: Vec<_> = cotangents.iter().map(|t| t.clone().inner()).collect();
-            let plain_of = |set: &Vec<Input>| -> Vec<Input> {
-                with_saved(op, set.iter().map(Input::inner).collect(), &attributes)
-            };
-            let sets: Vec<Vec<_>> = sets.iter().map(plain_of).collect();
+        let parts = parts(op, case)?;
+        let (inputs, outputs) = parts.split_at(op.spec().inputs.len());
+        let most = SETS[usize::from(!kiln_ops::device::is_cuda(device))];
+        let count = ((ROTATED / bytes.max(1.0)).ceil() as usize).clamp(1, most);
+        let mut maker = Maker::new(data, dtype, device, count);
+        let mut sets: Vec<Vec<Input>> = vec![];
+        for turn in 0..count {
+            sets.push(inputs.iter().map(|part| maker.input(part, turn)).collect());
+        }
+        let outputs: &[Part] = if pass == Pass::Forward { &[] } else { outputs };
+        let cotangents: Vec<_> = outputs.iter().map(|part| maker.cotangent(part)).collect();
+        let attributes = case.attributes(op.spec())?;
+        let mut kernels = None;
+        if pass == Pass::Backward && kiln_ops::device::is_cube(device) {
+            let inputs = |set: &Vec<Input>| with_saved(op, set.clone(), &attributes);
+            let sets: Vec<Vec<_>> = sets.iter().map(inputs).collect();
             let call = Call { inputs: &sets[0], attributes: &attributes };
-            if op.backward_kernels(&call, &inner).is_some() {
-                plain = Some((sets, inner));
+            if op.backward_kernels(&call, &cotangents).is_some() {
+                kernels = Some(sets);
             }
         }
+        // What is made lazily is made now, not inside the first timed call.
+        device.sync().map_err(|e| format!("{e:?}"))?;
         Ok(Self {
             op,
             device,
@@ -126,57 +137,100 @@ impl<'a> Workload<'a> {
             attributes,
             sets,
             cotangents,
-            plain,
+            kernels,
             bytes,
-            calls,
+            calls: Default::default(),
             #[cfg(feature = "cube")]
             recordings: Default::default(),
         })
     }
 
-    fn forward(
-        &self,
-        turn: usize,
-        implementation: Implementation,
-    ) -> Result<Vec<Tensor<1>>, String> {
-        let call = self.call(turn);
-        policy::force(implementation, || self.op.run(&call)).map_err(|e| e.to_string())
+    fn run(&self, inputs: &[Input], on: Implementation) -> Result<Vec<Tensor<1>>, String> {
+        let call = Call { inputs, attributes: &self.attributes };
+        policy::force(on, || self.op.run(&call)).map_err(|e| e.to_string())
     }
 
-    fn call(&self, turn: usize) -> Call<'_> {
-        Call { inputs: &self.sets[turn % self.sets.len()], attributes: &self.attributes }
+    fn set(&self, turn: usize) -> &[Input] {
+        &self.sets[turn % self.sets.len()]
     }
 
     /// What the backward kernels are timed on, if they can be called past autodiff.
-    fn kernels(
+    fn kernels(&self, implementation: Implementation) -> Option<&Vec<Vec<Input>>> {
+        self.kernels.as_ref().filter(|_| implementation == Implementation::Fused)
+    }
+
+    /// The forward through autodiff, on leaves of its own; `seen` keeps its outputs.
+    pub(super) fn graph(
         &self,
+        turn: usize,
         implementation: Implementation,
-    ) -> Option<&(Vec<Vec<Input>>, Vec<Tensor<1>>)> {
-        self.plain.as_ref().filter(|_| implementation == Implementation::Fused)
+        seen: bool,
+    ) -> Result<Graph, String> {
+        let leaves: Vec<Input> = self.set(turn).iter().map(Input::tracked).collect();
+        let outputs = self.run(&leaves, implementation)?;
+        let seen = if seen { outputs.clone() } else { vec![] };
+        let pulls = outputs.into_iter().zip(&self.cotangents).map(|(y, dy)| match dy.dims() {
+            // The cotangent of a loss is 1.
+            [1] => y,
+            _ => pull(y, dy.clone().autodiff()),
+        });
+        let root = pulls.reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32));
+        Ok(Graph { root: root.ok_or("no output")?, leaves, outputs: seen })
     }
 
-    /// The scalar whose backward is the pass.
-    fn graph(&self, turn: usize, implementation: Implementation) -> Result<Tensor<1>, String> {
-        let outputs = self.forward(turn, implementation)?;
-        let pulls = outputs.into_iter().zip(&self.cotangents).map(|(y, dy)| pull(y, dy.clone()));
-        pulls
-            .reduce(|a, b| a.cast(DType::F32) + b.cast(DType::F32))
-            .ok_or_else(|| "no output".into())
+    /// The call of the first set, without autodiff.
+    pub(super) fn call(&self) -> Call<'_> {
+        Call { inputs: self.set(0), attributes: &self.attributes }
     }
 
-    /// Whether the pass is a walk through a graph of autodiff.
-    fn walks(&self, implementation: Implementation) -> bool {
+    /// Whether the backward is walked through graphs that are made before.
+    fn waits(&self, implementation: Implementation) -> bool {
         self.pass == Pass::Backward && self.kernels(implementation).is_none()
     }
 
-    /// A call that is no walk through a graph.
-    fn run(&self, turn: usize, implementation: Implementation) -> Result<Left, String> {
-        let Some((sets, cotangents)) = self.kernels(implementation) else {
-            return self.forward(turn, implementation).map(Left::Results);
-        };
-        let call = Call { inputs: &sets[turn % sets.len()], attributes: &self.attributes };
-        let kernels = self.op.backward_kernels(&call, cotangents);
-        kernels.map(Left::Kernels).ok_or_else(|| "there are no backward kernels".into())
+    /// Whether results are kept until the end of a burst. A kernel of ours always runs, and the launch count
+    /// shows it; what Burn does beside it under autodiff need not.
+    fn keeps(&self, implementation: Implementation) -> bool {
+        let kernels_alone = self.pass == Pass::Forward || self.kernels(implementation).is_some();
+        implementation != Implementation::Fused || !kernels_alone
+    }
+
+    /// Makes `calls` calls.
+    fn make(&self, calls: usize, implementation: Implementation) -> Result<Kept, String> {
+        let mut kept = Kept::default();
+        for turn in 0..calls {
+            let last = turn + 1 == calls;
+            match (self.pass, self.kernels(implementation)) {
+                (Pass::Forward, _) => {
+                    let outputs = self.run(self.set(turn), implementation)?;
+                    if last {
+                        kept.left.outputs = outputs.clone();
+                    }
+                    if self.keeps(implementation) {
+                        kept.tensors.extend(outputs);
+                    }
+                }
+                (_, Some(sets)) => {
+                    let inputs = &sets[turn % sets.len()];
+                    let call = Call { inputs, attributes: &self.attributes };
+                    let gradients = self.op.backward_kernels(&call, &self.cotangents);
+                    if last {
+                        kept.left.kernels = gradients;
+                    }
+                }
+                (_, None) => {
+                    let graph = self.graph(turn, implementation, last)?;
+                    let gradients = graph.root.backward();
+                    if last {
+                        kept.left.gradients = host::gradients(&graph.leaves, &gradients)?;
+                        kept.left.outputs = graph.outputs.into_iter().map(Tensor::inner).collect();
+                    }
+                    kept.gradients.push(gradients);
+                    kept.tensors.push(graph.root.inner());
+                }
+            }
+        }
+        Ok(kept)
     }
 
     /// Seconds of `calls` calls.
@@ -189,22 +243,22 @@ impl<'a> Workload<'a> {
         &self,
         calls: usize,
         implementation: Implementation,
-    ) -> Result<(f64, u64, Last), String> {
-        let (outcome, launches) = if self.walks(implementation) {
-            let graphs = (0..calls).map(|turn| self.graph(turn, implementation));
-            let mut graphs = graphs.collect::<Result<Vec<_>, _>>()?.into_iter();
-            let walk = |_: usize| -> Result<Gradients, String> {
-                Ok(graphs.next().ok_or("there is no graph")?.backward())
-            };
-            let (outcome, launches) = timed(self.device, || kept(calls, implementation, walk));
-            (outcome.map(|(mut all, time)| (all.pop().map(Last::Gradients), time)), launches)
-        } else {
-            let run = |turn: usize| self.run(turn, implementation);
-            let (outcome, launches) = timed(self.device, || kept(calls, implementation, run));
-            (outcome.map(|(mut all, time)| (all.pop().map(Last::Left), time)), launches)
-        };
-        let (last, time) = outcome?;
-        Ok((time, launches / calls as u64, last.ok_or("there was no call")?))
+    ) -> Result<(f64, u64, Left), String> {
+        if !self.waits(implementation) {
+            let (outcome, launches) = timed(self.device, || self.make(calls, implementation));
+            let (kept, time) = outcome?;
+            return Ok((time, launches / calls as u64, kept.left));
+        }
+        let graphs = (0..calls).map(|turn| self.graph(turn, implementation, false));
+        let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
+        let leaves = graphs.last().map(|graph| graph.leaves.clone());
+        let walk = |graph: Graph| graph.root.backward();
+        let (outcome, launches) =
+            timed(self.device, || Ok(graphs.into_iter().map(walk).collect::<Vec<_>>()));
+        let (walked, time) = outcome?;
+        let (leaves, gradients) = leaves.zip(walked.last()).ok_or("there was no call")?;
+        let left = Left { gradients: host::gradients(&leaves, gradients)?, ..Left::default() };
+        Ok((time, launches / calls as u64, left))
     }
 
     /// Compiles, counts launches and memory of one call, and settles the number of calls of a burst.
@@ -217,15 +271,15 @@ impl<'a> Workload<'a> {
         let (_, launches, _) = self.measure(1, implementation)?;
         let after = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let few = self.time(3, implementation)? / 3.0;
-        let calls = (BURST / few.max(1e-7)).ceil() as usize;
-        let most = match keeps(implementation) {
+        // A burst that went through a part of the sets would find that part in the cache.
+        let calls = ((BURST / few.max(1e-7)).ceil() as usize).min(CALLS).max(self.sets.len());
+        let most = match self.keeps(implementation) {
             true => (KEPT / self.bytes.max(1.0)) as usize,
-            false => CALLS,
+            false => calls,
         };
         // Graphs that wait for their backward make autodiff's bookkeeping slow.
-        let most = if self.walks(implementation) { most.min(GRAPHS) } else { most };
-        let at = usize::from(implementation == Implementation::Fused);
-        self.calls[at].store(calls.min(most).clamp(1, CALLS), Ordering::Relaxed);
+        let most = if self.waits(implementation) { most.min(GRAPHS) } else { most };
+        self.calls(implementation).store(calls.min(most).max(1), Ordering::Relaxed);
         Ok(Extra {
             launches: (launches > 0).then_some(launches),
             peak_mib: before
@@ -234,108 +288,106 @@ impl<'a> Workload<'a> {
         })
     }
 
-    /// The calls of a burst, recorded; a backward only where it is past autodiff, whose graphs are
-    /// used up by walking them.
+    /// The calls of a burst, recorded. Not where graphs wait: walking a graph uses it up and frees what it
+    /// holds, which a replay would then read from memory that has become something else.
     #[cfg(feature = "cube")]
-    fn record(&self, implementation: Implementation) -> Option<timer::Recording<Vec<Left>>> {
-        if self.walks(implementation) {
+    fn record(&self, implementation: Implementation) -> Option<Recorded> {
+        if self.waits(implementation) {
             return None;
         }
-        let calls = self.calls(implementation);
-        let run = || kept(calls, implementation, |turn| self.run(turn, implementation));
-        let mut recording = timer::Recording::new(self.device, || run().unwrap_or_default())?;
-        // What earlier calls left only the recording needs, and it keeps that memory itself.
-        let earlier = recording.results.len().checked_sub(1)?;
-        recording.results.drain(..earlier);
-        Some(recording)
+        let calls = self.calls(implementation).load(Ordering::Relaxed);
+        let make = || self.make(calls, implementation);
+        let (recording, kept) = timer::Recording::new(self.device, make)?;
+        // What fails here has failed in the warm-up.
+        let left = kept.ok()?.left;
+        // SAFETY: the inputs live as long as the workload.
+        let once = unsafe { recording.time(self.device, 1) }.ok()?;
+        Some(Recorded { recording, times: (BURST / once.max(1e-6)).ceil() as usize, left })
     }
 
+    /// The recorded calls of a burst; recorded where they are asked for first.
     #[cfg(feature = "cube")]
-    fn recording(&self, implementation: Implementation) -> Option<&timer::Recording<Vec<Left>>> {
+    fn recording(&self, implementation: Implementation) -> Option<&Recorded> {
         let at = usize::from(implementation == Implementation::Fused);
         self.recordings[at].get_or_init(|| self.record(implementation)).as_ref()
     }
 
-    /// Calls of a burst.
-    fn calls(&self, implementation: Implementation) -> usize {
-        let at = usize::from(implementation == Implementation::Fused);
-        self.calls[at].load(Ordering::Relaxed)
+    fn calls(&self, implementation: Implementation) -> &AtomicUsize {
+        &self.calls[usize::from(implementation == Implementation::Fused)]
     }
 
     /// Seconds of one call, over a burst.
     pub(super) fn burst(&self, implementation: Implementation) -> Result<f64, String> {
-        let calls = self.calls(implementation);
+        self.timed_burst(implementation).map(|(time, _)| time)
+    }
+
+    /// Seconds of one call, over a burst, and what its last call left.
+    fn timed_burst(&self, implementation: Implementation) -> Result<(f64, Left), String> {
+        let calls = self.calls(implementation).load(Ordering::Relaxed);
         #[cfg(feature = "cube")]
-        if let Some(recording) = self.recording(implementation) {
+        if let Some(Recorded { recording, times, left }) = self.recording(implementation) {
             // SAFETY: the inputs live as long as the workload.
-            return Ok(unsafe { recording.time(self.device) }? / calls as f64);
+            let seconds = unsafe { recording.time(self.device, *times) }?;
+            return Ok((seconds / (calls * times) as f64, left.clone()));
         }
-        Ok(self.time(calls, implementation)? / calls as f64)
+        let (time, _, left) = self.measure(calls, implementation)?;
+        Ok((time / calls as f64, left))
     }
 
-    /// Runs a burst, the recorded one where there is one, and returns what its last call left.
-    fn last(&self, implementation: Implementation) -> Result<Last, String> {
-        #[cfg(feature = "cube")]
-        if let Some(recording) = self.recording(implementation) {
-            self.burst(implementation)?;
-            let left = recording.results.last().cloned();
-            return left.map(Last::Left).ok_or_else(|| "nothing was recorded".into());
-        }
-        let calls = self.calls(implementation);
-        self.measure(calls, implementation).map(|(.., last)| last)
-    }
-
-    /// Runs the burst that is timed once; returns the outputs of its last call, or the gradients of the
-    /// float inputs.
-    pub(super) fn results(
-        &self,
-        implementation: Implementation,
-    ) -> Result<Vec<Tensor<1>>, String> {
-        let last = self.last(implementation)?;
-        let turn = self.calls(implementation) - 1;
-        match last {
-            Last::Left(Left::Results(results)) => Ok(results),
-            Last::Left(Left::Kernels(kernels)) => {
-                let plain = self.kernels(implementation);
-                let (sets, cotangents) = plain.ok_or("there are no backward kernels")?;
-                let call = Call { inputs: &sets[turn % sets.len()], attributes: &self.attributes };
-                Ok(self.op.gradients(&call, cotangents, kernels))
+    /// Runs the burst that is timed, and returns what its last call left.
+    pub(super) fn results(&self, implementation: Implementation) -> Result<Results, String> {
+        let (_, Left { outputs, gradients, kernels }) = self.timed_burst(implementation)?;
+        let gradients = match kernels.zip(self.kernels(implementation)) {
+            Some((kernels, sets)) => {
+                let inputs = &sets[self.last(implementation) % sets.len()];
+                let call = Call { inputs, attributes: &self.attributes };
+                self.op.gradients(&call, &self.cotangents, kernels)
             }
-            Last::Gradients(gradients) => host::gradients(self.call(turn).inputs, &gradients),
-        }
+            None => gradients.into_iter().map(|gradient| gradient.flatten(0, 1)).collect(),
+        };
+        Ok(Results { outputs, gradients })
     }
 
-    /// Checks these [`results`](Self::results).
+    /// The last call of a burst.
+    fn last(&self, implementation: Implementation) -> usize {
+        self.calls(implementation).load(Ordering::Relaxed) - 1
+    }
+
+    /// Checks what the last call of a burst left.
     pub(super) fn check(
         &self,
         implementation: Implementation,
         rounding: Rounding,
-        results: &[Tensor<1>],
+        results: &Results,
     ) -> Result<(), String> {
-        let turn = self.calls(implementation) - 1;
-        let inputs: Vec<Input> = self.call(turn).inputs.iter().map(Input::inner).collect();
-        let cotangents: Vec<Tensor<1>> =
-            self.cotangents.iter().map(|cotangent| cotangent.clone().inner()).collect();
-        let call = Call { inputs: &inputs, attributes: &self.attributes };
-        self.op.spot(&Spot::new(self.op.spec(), call, &cotangents, results, rounding)?)
-    }
-}
-
-/// Runs calls. Of what they leave all is kept if it must be seen until the end of a burst, else that of the last.
-fn kept<T>(
-    calls: usize,
-    implementation: Implementation,
-    mut call: impl FnMut(usize) -> Result<T, String>,
-) -> Result<Vec<T>, String> {
-    let mut kept = vec![];
-    for turn in 0..calls {
-        if !keeps(implementation) {
-            // The next call takes its memory.
-            kept.clear();
+        let Results { outputs, gradients } = results;
+        let inputs = self.set(self.last(implementation));
+        for (results, cotangents) in [(outputs, &[][..]), (gradients, &self.cotangents[..])] {
+            if results.is_empty() {
+                continue;
+            }
+            let call = Call { inputs, attributes: &self.attributes };
+            self.op.spot(&Spot::new(self.op.spec(), call, cotangents, results, rounding)?)?;
         }
-        kept.push(call(turn)?);
+        match outputs.is_empty() && gradients.is_empty() {
+            true => Err("not checked: it left nothing".into()),
+            false => Ok(()),
+        }
     }
-    Ok(kept)
+
+    /// Whether bursts are recorded; known after the first.
+    pub(super) fn recorded(&self, implementation: Implementation) -> bool {
+        #[cfg(feature = "cube")]
+        {
+            let at = usize::from(implementation == Implementation::Fused);
+            matches!(self.recordings[at].get(), Some(Some(_)))
+        }
+        #[cfg(not(feature = "cube"))]
+        {
+            let _ = implementation;
+            false
+        }
+    }
 }
 
 /// What `work` returns with the seconds of what it queues, and the kernels that were launched until it was done.
@@ -350,13 +402,6 @@ where
         let (outcome, time) = timer::time(device, work)?;
         outcome.map(|results| (results, time))
     })
-}
-
-/// Whether results must be seen until the end of a burst: Burn's fusion leaves out elementwise
-/// operations that nobody can see any more. A kernel of ours always runs, and the launch count
-/// shows it.
-fn keeps(implementation: Implementation) -> bool {
-    implementation != Implementation::Fused
 }
 
 #[cfg(feature = "cube")]
@@ -374,15 +419,4 @@ fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
 
 fn weighted(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
     (y.cast(DType::F32) * dy.cast(DType::F32)).sum()
-}
-
-/// Normal numbers made on the device.
-fn random(shape: &[usize], mean: f64, dtype: DType, gradient: bool, device: &Device) -> Input {
-    let width = shape.last().copied().unwrap_or(1);
-    let rows = shape.iter().product::<usize>() / width.max(1);
-    let made = Tensor::<2>::random([rows, width], Distribution::Normal(mean, 1.0), (device, dtype));
-    // Materialised now, not inside the first timed call.
-    let _ = made.clone().slice([0..1, 0..1]).into_data();
-    let leaf = if gradient { made.autodiff().require_grad() } else { made };
-    Input::Float { leaf: leaf.clone(), rows: leaf, shape: shape.to_vec() }
 }

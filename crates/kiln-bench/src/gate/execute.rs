@@ -48,7 +48,7 @@ impl Data {
             .zip(&case.shapes)
             .map(|(input, shape)| match input.holds {
                 Holds::Float => {
-                    let scale = if input.fan_in { 1.0 / (shape[0] as f64).sqrt() } else { 1.0 };
+                    let scale = input.scale(shape);
                     let mut tensor = HostTensor::normal(shape, input.mean, rng);
                     tensor.values.iter_mut().for_each(|v| *v *= scale);
                     tensor.rounded(dtype)

@@ -9,6 +9,8 @@
 //! * the oracle's own gradients against finite differences;
 //! * every element of every kernel output written, and nothing outside it (an audit hands the
 //!   kernels poisoned outputs between guard bands);
+//! * on a device taken for one with two multiprocessors and little memory too, so that small shapes reach
+//!   the plans of large ones; which plans were reached is part of the report;
 //! * right again after freed memory was filled with NaN, and the same bits as before;
 //! * kernel first and reference second, and the other way round, each time on fresh data, so that
 //!   an answer left in memory by the one is wrong for the other.
@@ -22,13 +24,19 @@ pub use execute::{Data, Run, execute, poison};
 pub use report::{Check, Checked, Outcome, Report};
 
 use crate::host::Layout;
-use crate::registry::{Case, Operator};
+use crate::registry::{Case, Operator, Spec};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
+#[cfg(feature = "cube")]
+use kiln_ops::launch::{
+    limits::{self, Limits},
+    plans::listen,
+};
 use kiln_ops::oracle::{Comparison, Format, Path, Products, Rounding, compare};
 use kiln_ops::policy::Implementation;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeSet;
 
 /// How much the gate does.
 #[derive(Debug, Clone, Copy)]
@@ -64,18 +72,59 @@ pub fn dtypes(device: &Device) -> Vec<DType> {
         .collect()
 }
 
-/// The families of product kernels that an operator is verified on: on a device with kernels what would
-/// run if nobody asked for one, which products with a thin side have kernels of their own for, and all that
-/// run there, for an operator that is made of products.
+/// A row of what is verified.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// Operator.
+    pub op: &'static dyn Operator,
+    /// Element type.
+    pub dtype: DType,
+    /// Family of product kernels, of [`families`].
+    pub family: Option<&'static str>,
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.op.spec().name, format!("{:?}", self.dtype).to_lowercase())?;
+        self.family.map_or(Ok(()), |family| write!(f, " ({family})"))
+    }
+}
+
+/// The rows of these operators on a device, in their order.
+pub fn rows(ops: &[&'static dyn Operator], device: &Device) -> Vec<Row> {
+    let mut rows = vec![];
+    for &op in ops {
+        for dtype in dtypes(device) {
+            let families = families(op, dtype, device).into_iter();
+            rows.extend(families.map(|family| Row { op, dtype, family }));
+        }
+    }
+    rows
+}
+
+/// The families of product kernels that an operator is verified on: what would run if nobody asked for one,
+/// and, for an operator that is made of products, the others that run on a device with kernels.
 pub fn families(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<Option<&'static str>> {
     #[cfg(feature = "cube")]
     if op.tiled() && candidate(op, device) == Implementation::Fused {
+        let own = own_family(op, dtype, device);
         let families = kiln_ops::tile::families(device, dtype);
-        let forced = families.into_iter().map(|family| Some(family.name()));
-        return std::iter::once(None).chain(forced).collect();
+        let others = families.into_iter().map(|family| Some(family.name())).filter(|f| *f != own);
+        return std::iter::once(None).chain(others).collect();
     }
     let _ = (op, dtype, device);
     vec![None]
+}
+
+/// The family that products take by themselves, but for those with a thin side, which have kernels of their
+/// own; none if the operator is not made of products.
+fn own_family(op: &dyn Operator, dtype: DType, device: &Device) -> Option<&'static str> {
+    #[cfg(feature = "cube")]
+    if op.tiled() && candidate(op, device) == Implementation::Fused {
+        return kiln_ops::tile::families(device, dtype).first().map(|family| family.name());
+    }
+    let _ = (op, dtype, device);
+    None
 }
 
 /// A family by its name.
@@ -103,29 +152,21 @@ pub(crate) fn runs(name: &str, dtype: DType, device: &Device) -> bool {
 
 /// Runs the gate for one operator and element type.
 pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
-    let implementation = candidate(op, device);
     let mut gate = Gate {
         op,
         dtype,
         device,
-        implementation,
+        implementation: candidate(op, device),
         family: options.family,
         rng: ChaCha8Rng::seed_from_u64(options.seed),
-        report: Report::new(
-            op.spec().name,
-            dtype,
-            device::name(device),
-            implementation,
-            options.family,
-            op.spec().differentiable,
-        ),
+        report: empty(op, dtype, device, options.family),
     };
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
-    for case in &cases {
-        for layout in [Layout::Allocated, Layout::Cut] {
-            gate.case(case, layout);
-        }
+    for (i, case) in cases.iter().enumerate() {
+        let few = i % 2 == 0;
+        gate.case(case, Layout::Allocated, !few);
+        gate.case(case, Layout::Cut, few);
     }
     gate.report.cases = cases.len();
     if let Some(case) = cases.iter().max_by_key(|case| fuzz::moderate(case)) {
@@ -134,9 +175,20 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
     }
     // Burn copies what is cut at an odd column: one case shows that the operator takes the copy.
     if let Some(case) = op.cases().iter().max_by_key(|case| fuzz::moderate(case)) {
-        gate.case(case, Layout::OddCut);
+        gate.case(case, Layout::OddCut, false);
     }
     gate.report
+}
+
+/// The report of a row whose gate did not come to its end: red, for this reason.
+pub fn unfinished(row: &Row, device: &Device, why: String) -> Report {
+    empty(row.op, row.dtype, device, row.family).unfinished(why)
+}
+
+/// A report of nothing yet.
+fn empty(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'static str>) -> Report {
+    let Spec { name, differentiable, .. } = *op.spec();
+    Report::new(name, dtype, device::name(device), candidate(op, device), family, differentiable)
 }
 
 /// Runs `f` with its products on a family of kernels.
@@ -175,6 +227,22 @@ pub(crate) fn rounding(
     Rounding { format, path, products }
 }
 
+/// Runs `work`, with `few` on a device that is taken for one with two multiprocessors and hardly any memory; and
+/// the plans of the kernels that ran.
+fn heard<T>(few: bool, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+    #[cfg(feature = "cube")]
+    {
+        let small = Limits { multiprocessors: Some(2), chunk_bytes: Some(1) };
+        let limits = if few { small } else { Limits::default() };
+        limits::limited(limits, || listen(work))
+    }
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = few;
+        (work(), BTreeSet::new())
+    }
+}
+
 struct Gate<'a> {
     op: &'a dyn Operator,
     dtype: DType,
@@ -186,8 +254,28 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    fn case(&mut self, case: &Case, layout: Layout) {
-        let what = format!("{case}{layout}");
+    /// Verifies a case; with `few` on a device that is taken for a small one.
+    fn case(&mut self, case: &Case, layout: Layout, few: bool) {
+        let (_, plans) = heard(few, || self.case_here(case, layout, few));
+        let thin = plans.iter().any(|plan| plan.starts_with("thin"));
+        self.report.plans.extend(plans);
+        // Whose kernels did not run: the family's own.
+        if thin && self.family.is_none() {
+            self.family = own_family(self.op, self.dtype, self.device);
+            let (_, plans) = heard(few, || self.case_here(case, layout, few));
+            self.report.plans.extend(plans);
+            self.family = None;
+        }
+    }
+
+    fn case_here(&mut self, case: &Case, layout: Layout, few: bool) {
+        let mut what = format!("{case}{layout}");
+        if few {
+            what += ", two multiprocessors";
+        }
+        if let Some(family) = self.family {
+            what = what + ", " + family;
+        }
         let rounding = self.rounding(self.implementation);
         let data = match Data::random(self.op, case, self.dtype, rounding, &mut self.rng) {
             Ok(data) => data,

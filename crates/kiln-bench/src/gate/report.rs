@@ -2,10 +2,11 @@
 
 use burn::tensor::DType;
 use kiln_ops::policy::Implementation;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// One kind of check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
     /// Outputs against the oracle.
@@ -55,7 +56,7 @@ impl Check {
 }
 
 /// How a check went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Green.
@@ -67,7 +68,7 @@ pub enum Outcome {
 }
 
 /// What became of one kind of check.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Checked {
     /// Which.
     pub check: Check,
@@ -77,14 +78,15 @@ pub struct Checked {
     pub runs: usize,
     /// How often it failed.
     pub failed: usize,
-    /// Largest error over its bound, of checks that measure it.
-    pub worst: Option<f64>,
+    /// Largest error over its bound, of checks that measure it; the largest number there is where that is
+    /// infinite. An f32, because those come out of JSON as they went in.
+    pub worst: Option<f32>,
     /// Where that was.
     pub at: Option<String>,
 }
 
 /// What the gate found for an operator and element type.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     /// Operator.
     pub op: String,
@@ -95,9 +97,11 @@ pub struct Report {
     /// What was verified.
     pub implementation: Implementation,
     /// On which family of product kernels, if the operator is made of products.
-    pub family: Option<&'static str>,
+    pub family: Option<String>,
     /// Number of cases.
     pub cases: usize,
+    /// Plans of the kernels that were verified: what they are specialised on, and the ways they took.
+    pub plans: BTreeSet<String>,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -134,8 +138,9 @@ impl Report {
             dtype: format!("{dtype:?}").to_lowercase(),
             device,
             implementation,
-            family,
+            family: family.map(str::to_string),
             cases: 0,
+            plans: BTreeSet::new(),
             checks: checks.into(),
             failures: vec![],
         }
@@ -152,6 +157,7 @@ impl Report {
     /// Takes in the largest error over its bound that a check measured, and where.
     pub(super) fn measured(&mut self, check: Check, ratio: f64, at: impl FnOnce() -> String) {
         let checked = &mut self.checks[check as usize];
+        let ratio = ratio.min(f32::MAX.into()) as f32;
         let nearer = checked.worst.is_none_or(|worst| ratio > worst);
         if nearer && checked.outcome != Outcome::NotApplicable {
             (checked.worst, checked.at) = (Some(ratio), Some(at()));
@@ -165,6 +171,15 @@ impl Report {
         if checked.failed <= KEPT {
             self.failures.push((check, case.into(), what));
         }
+    }
+
+    /// Makes it red for this reason, with no check made.
+    pub(super) fn unfinished(mut self, why: String) -> Self {
+        for checked in &mut self.checks {
+            checked.outcome = Outcome::NotApplicable;
+        }
+        self.fail(Check::Forward, "all cases", why);
+        self
     }
 
     /// Whether nothing failed.
@@ -210,5 +225,24 @@ mod tests {
         assert_eq!((guards.worst, &guards.at), (None, &None));
         assert_eq!((report.failed(Check::Repeat), report.failures.len()), (6, KEPT));
         assert!(!report.green());
+    }
+
+    #[test]
+    fn an_infinite_error_is_a_number_in_json() {
+        let mut report =
+            Report::new("op", DType::F32, "cpu".into(), Implementation::Reference, None, true);
+        report.measured(Check::Forward, f64::INFINITY, || "here".into());
+        assert_eq!(report.checked(Check::Forward).worst, Some(f32::MAX));
+    }
+
+    #[test]
+    fn an_unfinished_report_is_red_and_claims_no_check() {
+        let report = Report::new("op", DType::F32, "cpu".into(), Implementation::Fused, None, true)
+            .unfinished("it died".into());
+        assert!(!report.green());
+        let failure = (Check::Forward, "all cases".to_string(), "it died".to_string());
+        assert_eq!(report.failures, [failure]);
+        let claimed = report.checks.iter().filter(|c| c.outcome != Outcome::NotApplicable);
+        assert_eq!(claimed.map(|checked| checked.check).collect::<Vec<_>>(), [Check::Forward]);
     }
 }

@@ -322,15 +322,15 @@ impl Climber<'_> {
         burst(1)?;
         let (seconds, bursts) = BURST;
         let calls = ((seconds / burst(1)?.max(1e-7)).ceil() as usize).clamp(1, 500);
-        let recording = timer::Recording::new(self.device, || {
+        let recorded = timer::Recording::new(self.device, || {
             // What fails here has failed in the burst before.
             let _ = (0..calls).try_for_each(|_| call());
         });
         let mut times = vec![];
         for _ in 0..bursts {
-            times.push(match &recording {
+            times.push(match &recorded {
                 // SAFETY: the caller's inputs outlive this function.
-                Some(recording) => unsafe { recording.time(self.device) }? / calls as f64,
+                Some((recording, ())) => unsafe { recording.time(self.device, 1) }? / calls as f64,
                 None => burst(calls)?,
             });
         }

@@ -59,6 +59,21 @@ impl Operator for Row {
         Ok(vec![cross_entropy(call.rows(0), call.int(1), options(call.attributes))?])
     }
 
+    #[cfg(feature = "cube")]
+    fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
+        let options = options(call.attributes);
+        let kept = kiln_ops::cross_entropy::backend::kept(call.rows(0), call.int(1), options);
+        kept.map(Tensor::unsqueeze).into()
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dloss: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        use kiln_ops::cross_entropy::backend::backward;
+        let kept = [2, 3].map(|i| call.rows(i).flatten(0, 1));
+        let (dloss, options) = (dloss[0].clone(), options(call.attributes));
+        Some(vec![backward(dloss, call.rows(0), call.int(1), kept, options)])
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [logits, targets] = call.inputs else { unreachable!("two inputs") };
         let (classes, options) = (logits.shape[1], options(call.attributes));

@@ -126,7 +126,8 @@ impl Operator for Row {
         let flops = 6.0 * x * inner;
         (
             Work { bytes, flops },
-            Work { bytes: 1.5 * bytes + 3.0 * weight * size, flops: 2.0 * flops },
+            // x, dy and dx, the weights and their gradients.
+            Work { bytes: (3.0 * x + 6.0 * weight) * size, flops: 2.0 * flops },
         )
     }
 }

@@ -103,16 +103,13 @@ fn blocks(
 /// What the reference makes of the same inputs in f32.
 fn reference<O: Operator + ?Sized>(op: &O, spot: &Spot<'_>) -> Result<Vec<Tensor<1>>, String> {
     let backward = spot.backward();
-    let in_f32 = |input: &Input| match input {
-        Input::Float { rows, shape, .. } => {
-            let rows = rows.clone().cast(DType::F32);
-            let leaf = if backward { rows.autodiff().require_grad() } else { rows };
-            Input::Float { leaf: leaf.clone(), rows: leaf, shape: shape.clone() }
+    let in_f32 = |input: &Input| {
+        let mut input = input.clone();
+        if let Input::Float { leaf, rows, .. } = &mut input {
+            *rows = rows.clone().cast(DType::F32);
+            *leaf = rows.clone();
         }
-        Input::Int { flat, shape } => {
-            let flat = if backward { flat.clone().autodiff() } else { flat.clone() };
-            Input::Int { flat, shape: shape.clone() }
-        }
+        if backward { input.tracked() } else { input }
     };
     let inputs: Vec<Input> = spot.call.inputs.iter().map(in_f32).collect();
     let call = Call { inputs: &inputs, attributes: spot.call.attributes };
@@ -126,5 +123,6 @@ fn reference<O: Operator + ?Sized>(op: &O, spot: &Spot<'_>) -> Result<Vec<Tensor
         (y * dy).sum()
     });
     let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
-    host::gradients(&inputs, &loss.backward())
+    let gradients = host::gradients(&inputs, &loss.backward())?;
+    Ok(gradients.into_iter().map(|gradient| gradient.flatten(0, 1)).collect())
 }

@@ -1,9 +1,9 @@
-//! `kiln bench`: times behind the gate, and runs side by side.
+//! `kiln bench`: times behind the gate, runs side by side, and the tables of documents.
 
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
 use clap::ValueEnum;
-use kiln_bench::bench::{self, Ceilings, Pass, Plan, Run};
+use kiln_bench::bench::{self, Ceilings, Pass, Plan, Run, Selection, Watch};
 use kiln_bench::registry::Scale;
 use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
@@ -21,9 +21,13 @@ pub struct Args {
     /// Sizes to time.
     #[arg(long, value_enum, default_value_t = Shapes::Train)]
     shapes: Shapes,
-    /// Only this pass.
+    /// Only this pass; both is the forward and the backward together.
     #[arg(long, value_enum)]
     pass: Option<OnePass>,
+    /// Read the numbers from files in this folder, which are written if they are not there: benches/peers
+    /// read the same.
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
     /// Element type: f32, bf16 or f16; bf16 on CUDA and f32 elsewhere if none is given.
     #[arg(long)]
     dtype: Option<String>,
@@ -44,7 +48,7 @@ pub struct Args {
     markdown: bool,
     /// Climb the ladder of tril_matmul instead: kernels from naive to tensor cores and two that cheat,
     /// each with what convicts it.
-    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "pass", "rounds"])]
+    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "pass", "rounds", "data"])]
     ladder: bool,
     /// Side of the ladder's matrices; 4096 on CUDA and 256 elsewhere if none is given.
     #[arg(long, requires = "ladder")]
@@ -52,6 +56,16 @@ pub struct Args {
     /// Put runs written by --json, or by benches/peers, side by side instead of timing.
     #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["json", "policy"])]
     compare: Vec<PathBuf>,
+    /// Make the tables of these Markdown pages, or of those in these folders, from the run files that they
+    /// name instead of timing.
+    #[arg(long, num_args = 1.., value_name = "PAGE", conflicts_with_all = ["json", "policy", "compare", "ladder"])]
+    tables: Vec<PathBuf>,
+    /// Change nothing: name the pages whose tables are not those of the run files, with exit status 1.
+    #[arg(long, requires = "tables")]
+    check: bool,
+    /// Print the shapes, numbers and work of all operators instead, for benches/peers/cases.jsonl.
+    #[arg(long, exclusive = true)]
+    cases: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -66,13 +80,24 @@ enum Shapes {
 enum OnePass {
     Forward,
     Backward,
+    Both,
 }
 
-/// Times, or compares.
+/// Times, or compares, or makes tables.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.compare.is_empty() {
         let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
-        println!("{}", bench::compare(&runs?, args.markdown));
+        let compared = bench::compare(&runs?, &Selection::default(), args.markdown);
+        println!("{}", compared.map_err(|e| anyhow!(e))?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.tables.is_empty() {
+        return tables(&args.tables, args.check);
+    }
+    if args.cases {
+        for case in bench::cases().map_err(|e| anyhow!(e))? {
+            println!("{}", serde_json::to_string(&case)?);
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let ops = super::operators(&args.ops)?;
@@ -106,9 +131,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let pass = args.pass.map(|pass| match pass {
         OnePass::Forward => Pass::Forward,
         OnePass::Backward => Pass::Backward,
+        OnePass::Both => Pass::Both,
     });
-    let plan = Plan { scale, dtype, rounds: args.rounds.max(1), family: args.tiles, pass };
+    let (rounds, family, data) = (args.rounds.max(1), args.tiles, args.data);
+    let plan = Plan { scale, dtype, rounds, family, pass, data };
     let mut run = Run::new(&opened.device, command());
+    let watch = Watch::begin(&opened.device);
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];
     let mut table = Table::default();
@@ -124,6 +152,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             Err(error) => red.push(error),
         }
     }
+    run.board = watch.and_then(Watch::end);
     println!("{}", bench::table(&run, args.markdown));
     for error in &red {
         println!("{error}");
@@ -135,6 +164,50 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         write(&path, &toml::to_string_pretty(&Policy { table, ..Policy::default() })?)?;
     }
     Ok(if red.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Makes the tables of pages anew, or says which are not up to date.
+fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
+    let mut stale = false;
+    for page in pages(paths)? {
+        let name = page.display();
+        let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {name}"))?;
+        let folder = page.parent().unwrap_or(Path::new(""));
+        let open = |file: &str| read(&folder.join(file)).map_err(|e| format!("{e:#}"));
+        let made = bench::rewrite(&text, &open).map_err(|e| anyhow!("{name}: {e}"))?;
+        if made == text {
+            continue;
+        }
+        stale = true;
+        if check {
+            println!(
+                "{name}: its tables are not those of the run files: kiln bench --tables {name}"
+            );
+        } else {
+            write(&page, &made)?;
+            println!("{name}: tables made anew");
+        }
+    }
+    Ok(if stale && check { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// The Markdown pages among these paths: files, and those in folders.
+fn pages(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut pages = vec![];
+    for path in paths {
+        if !path.is_dir() {
+            pages.push(path.clone());
+            continue;
+        }
+        let failed = || format!("cannot read {}", path.display());
+        let entries = std::fs::read_dir(path).with_context(failed)?;
+        let entries = entries.map(|entry| entry.map(|entry| entry.path()));
+        let mut found = entries.collect::<Result<Vec<_>, _>>().with_context(failed)?;
+        found.retain(|page| page.extension().is_some_and(|ending| ending == "md"));
+        found.sort();
+        pages.extend(found);
+    }
+    Ok(pages)
 }
 
 /// The rungs of tril_matmul; the exit status is 1 if an honest one is red or a cheat gets through.

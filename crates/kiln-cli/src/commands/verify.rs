@@ -1,11 +1,18 @@
-//! `kiln verify`: the correctness gate, as a table.
+//! `kiln verify`: the correctness gate, row by row.
+
+mod board;
+mod table;
+mod worker;
 
 use anyhow::Context;
-use comfy_table::{Table, presets};
-use kiln_bench::gate::{self, Check, Options, Outcome, Report};
+use board::Board;
+use burn::tensor::Device;
+use kiln_bench::gate::{self, Options, Row};
 use kiln_ops::device;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use worker::Event;
 
 /// Arguments of `kiln verify`.
 #[derive(clap::Args)]
@@ -24,24 +31,50 @@ pub struct Args {
     /// Random cases for each operator and element type.
     #[arg(long, default_value_t = 8)]
     fuzz: usize,
+    /// Processes that verify at a time, 1 for this one alone; as many as cores and memory allow if it is
+    /// not given.
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Verify the rows that are asked for on stdin.
+    #[arg(long, hide = true)]
+    worker: bool,
 }
 
 /// Verifies; the exit status is 1 if anything is red.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let ops = super::operators(&args.ops)?;
     let opened = device::open(&args.device)?;
-    eprintln!("device: {}", opened.why);
-    let options = Options { seed: args.seed, fuzz: args.fuzz, family: None };
-    let mut reports = vec![];
-    for op in ops {
-        for dtype in gate::dtypes(&opened.device) {
-            for family in gate::families(op, dtype, &opened.device) {
-                let options = Options { family, ..options };
-                reports.push(gate::verify(op, dtype, &opened.device, options));
-            }
-        }
+    if !args.worker {
+        eprintln!("device: {}", opened.why);
     }
-    println!("{}", table(&reports));
+    let rows = gate::rows(&ops, &opened.device);
+    let verify = |row: &Row| {
+        let options = Options { seed: args.seed, fuzz: args.fuzz, family: row.family };
+        gate::verify(row.op, row.dtype, &opened.device, options)
+    };
+    if args.worker {
+        worker::serve(&rows, verify)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let jobs = args.jobs.map_or_else(|| default_jobs(&opened.device), usize::from);
+    let mut board = Board::new(&rows, &opened.device);
+    if jobs.min(rows.len()) <= 1 {
+        for (i, row) in rows.iter().enumerate() {
+            board.show(Event::Started(i));
+            board.show(Event::Finished(i, Ok(verify(row))));
+        }
+    } else {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let command = || {
+            let mut command = Command::new(&program);
+            command.args(["verify", "--worker", "--device", opened.name.as_str()]);
+            command.args(["--seed", &args.seed.to_string(), "--fuzz", &args.fuzz.to_string()]);
+            command.args(&args.ops);
+            command
+        };
+        worker::share(&order(&rows), jobs, &command, |event| board.show(event));
+    }
+    let reports = board.finish();
     for report in &reports {
         for (check, case, what) in &report.failures {
             let title = check.title();
@@ -57,35 +90,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(if red == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-fn table(reports: &[Report]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    let mut header = vec!["operator", "dtype", "ran", "cases", "error / bound", "its gradients"];
-    header.extend(Check::ALL.map(Check::title));
-    header.push("verdict");
-    table.set_header(header);
-    for report in reports {
-        let error = |check| {
-            report.checked(check).worst.map_or_else(|| "-".into(), |worst| format!("{worst:.2}"))
-        };
-        let mut row = vec![
-            report.op.clone(),
-            report.dtype.clone(),
-            match report.family {
-                Some(family) => format!("{} ({family})", report.implementation),
-                None => report.implementation.to_string(),
-            },
-            report.cases.to_string(),
-            error(Check::Forward),
-            error(Check::Gradients),
-        ];
-        row.extend(report.checks.iter().map(|checked| match checked.outcome {
-            Outcome::Passed => "ok".to_string(),
-            Outcome::Failed => format!("{} RED", checked.failed),
-            Outcome::NotApplicable => "-".to_string(),
-        }));
-        row.push(if report.green() { "green".into() } else { "RED".into() });
-        table.add_row(row);
-    }
-    table.to_string()
+/// One for each core, up to 16, if the device has 4 GiB for each: CUDA takes half a gigabyte for a process
+/// before there is a tensor. Eight where it does not tell its memory.
+fn default_jobs(device: &Device) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let room = device::memory(device).map_or(8, |bytes| (bytes >> 32) as usize);
+    cores.min(room).clamp(1, 16)
+}
+
+/// The order in which processes take rows: operators made of products first, which have the most kernels, and
+/// families last, of which what runs by itself has then compiled some.
+fn order(rows: &[Row]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|&i| (rows[i].family.is_some(), !rows[i].op.tiled()));
+    order
 }

@@ -3,6 +3,7 @@
 //! The kernels are those of [`rms_norm`](crate::rms_norm) with a sum in front, and so is the operation
 //! of the gradients.
 
+use super::OP;
 use crate::autodiff::{Graph, Maybe};
 use crate::rms_norm::backend::{Backward, RmsNormGradOps};
 use crate::rms_norm::kernel::{self, Forward};
@@ -10,8 +11,6 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
-
-const OP: &str = "add_rms_norm";
 
 /// Sum and norm, differentiable.
 #[backend_extension(Cube, Fusion, Autodiff)]

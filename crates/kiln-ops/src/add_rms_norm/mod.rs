@@ -20,6 +20,8 @@ use crate::policy::{self, Choice};
 use crate::{OpError, rms_norm};
 use burn::tensor::Tensor;
 
+const OP: &str = "add_rms_norm";
+
 /// Adds `residual` to `x` and normalises the sum: returns `(sum, y)`.
 ///
 /// * `x`, `residual`: `[..., D]`, f32, bf16 or f16, any strides; rows may be none, D at least 1.
@@ -40,7 +42,6 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     eps: f64,
 ) -> Result<(Tensor<D>, Tensor<D>), OpError> {
-    const OP: &str = "add_rms_norm";
     rms_norm::check(OP, &x, &weight, eps)?;
     let shape = x.dims();
     let check = Check(OP);

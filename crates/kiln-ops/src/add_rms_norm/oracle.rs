@@ -1,6 +1,6 @@
 //! The sum and its RMSNorm in float64.
 
-use crate::oracle::{Number, Path};
+use crate::oracle::Number;
 use crate::rms_norm::oracle as rms_norm;
 
 /// The sum and its norm.
@@ -19,11 +19,9 @@ pub fn backward<N: Number>(
     dsum: &[N],
     dy: &[N],
 ) -> (Vec<N>, Vec<N>) {
-    let (mut dx, dw) = rms_norm::gradients(&sum(x, residual), weight, eps, dy);
-    for (dx, dsum) in dx.iter_mut().zip(dsum) {
-        *dx = (dx.stored_by(Path::Reference) + *dsum).stored();
-    }
-    (dx, dw.into_iter().map(N::stored).collect())
+    let (dx, dw) = rms_norm::gradients(&sum(x, residual), weight, eps, dy, Some(dsum));
+    let stored = |gradient: Vec<N>| gradient.into_iter().map(N::stored).collect();
+    (stored(dx), stored(dw))
 }
 
 /// What is normalised, as it is stored.

@@ -90,3 +90,30 @@ pub(crate) fn fused(
     let (loss, ..) = Dispatch::cross_entropy(Forward { op: OP, logits, targets, options }, false);
     Tensor::from_dispatch(loss)
 }
+
+/// What the forward keeps for [`backward`], past autodiff and without checks: the log-sum-exp of each row and
+/// one over the number of targets that count.
+pub fn kept(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    options: CrossEntropyOptions,
+) -> [Tensor<1>; 2] {
+    let (logits, targets) = (logits.into_dispatch(), known(targets).into_dispatch());
+    let forward = Forward { op: OP, logits, targets, options };
+    let (_, lse, scale) = Dispatch::cross_entropy(forward, true);
+    [lse.tensor(), scale.tensor()]
+}
+
+/// The gradient of the logits through the kernel, past autodiff and without checks.
+pub fn backward(
+    dloss: Tensor<1>,
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    kept: [Tensor<1>; 2],
+    options: CrossEntropyOptions,
+) -> Tensor<2> {
+    let (logits, targets) = (logits.into_dispatch(), known(targets).into_dispatch());
+    let (dloss, [lse, scale]) = (dloss.into_dispatch(), kept.map(Tensor::into_dispatch));
+    let backward = Backward { op: OP, dloss, logits, targets, lse, scale, options };
+    Tensor::from_dispatch(Dispatch::cross_entropy_backward(backward))
+}

@@ -153,13 +153,15 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
     let size = launch::vector_size(&client, dtypes[0], &[&logits]);
     let vectors = logits.width / size;
     let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
+    let address = launch::address_type(&[&logits.tensor, &dlogits]);
+    launch::plans::note("cross_entropy backward", &(&plan, size, address), &[]);
     // SAFETY: as forward; rows of dlogits are `vectors` apart.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,
             launch::grid(&client, plan.cubes(logits.rows)),
             plan.cube_dim(),
-            launch::address_type(&[&logits.tensor, &dlogits]),
+            address,
             size,
             logits.tensor.into_buffer_arg(),
             targets.tensor.into_buffer_arg(),

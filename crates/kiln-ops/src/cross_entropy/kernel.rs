@@ -297,6 +297,13 @@ pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor,
     let vectors = logits.width / size;
     let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
     let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
+    let address = launch::address_type(&[&logits.tensor]);
+    launch::plans::note("cross_entropy forward", &(&plan, size, address), &[]);
+    launch::plans::note(
+        "cross_entropy mean",
+        &sums,
+        &[("several rounds", rows > sums.units as usize)],
+    );
     // SAFETY: every index is below rows · stride of the logits or below rows; a target is checked
     // against the classes before it becomes an index.
     unsafe {
@@ -304,7 +311,7 @@ pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor,
             &client,
             launch::grid(&client, plan.cubes(rows)),
             plan.cube_dim(),
-            launch::address_type(&[&logits.tensor]),
+            address,
             size,
             logits.tensor.into_buffer_arg(),
             targets.tensor.clone().into_buffer_arg(),

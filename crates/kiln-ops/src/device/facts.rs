@@ -57,6 +57,17 @@ pub fn name(device: &Device) -> String {
     inner(device.as_dispatch())
 }
 
+/// The memory of a device in bytes, where it tells.
+pub fn memory(device: &Device) -> Option<u64> {
+    #[cfg(feature = "cube")]
+    return client(device)?.properties().memory.max_memory();
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = device;
+        None
+    }
+}
+
 /// The kind of a device, equal for all of one model: `cuda NVIDIA H200`, `wgpu llvmpipe (LLVM 15.0.6, 256
 /// bits)`, `cpu`. What was measured on one holds for the others.
 pub fn kind(device: &Device) -> String {
@@ -163,6 +174,7 @@ mod tests {
         for device in [Device::flex(), Device::flex().autodiff()] {
             assert_eq!((name(&device), kind(&device)), ("cpu".into(), "cpu".into()));
             assert!(!is_cube(&device) && !is_cuda(&device));
+            assert_eq!(memory(&device), None);
         }
     }
 

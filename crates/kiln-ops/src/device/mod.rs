@@ -10,7 +10,7 @@ mod facts;
 pub(crate) use facts::client;
 #[cfg(feature = "cube")]
 pub use facts::{Hardware, hardware};
-pub use facts::{is_cube, is_cuda, kind, name};
+pub use facts::{is_cube, is_cuda, kind, memory, name};
 
 use burn::tensor::Device;
 
@@ -224,6 +224,24 @@ fn cuda_model(index: usize) -> Result<String, String> {
         ));
     }
     Ok(name)
+}
+
+/// The version of NVRTC, which compiles kernels for CUDA; `None` where it is not in this build or not here.
+pub fn nvrtc() -> Option<String> {
+    #[cfg(feature = "cuda")]
+    {
+        use cudarc::nvrtc::sys;
+        // SAFETY: it only tries to open a shared library.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both numbers outlive the call.
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
+        Some(format!("{major}.{minor}"))
+    }
+    #[cfg(not(feature = "cuda"))]
+    None
 }
 
 /// The GPU's name, or why there is none.

@@ -2,6 +2,8 @@
 //! the vector width, the outputs, and the device's limits.
 
 pub mod audit;
+pub mod limits;
+pub mod plans;
 
 use crate::device::{self, Hardware};
 use burn::tensor::{DType, Device, Shape};
@@ -174,7 +176,8 @@ pub fn grid(client: &Client, cubes: usize) -> CubeCount {
 
 /// Number of multiprocessors, or a guess where the device does not say.
 pub(crate) fn multiprocessors(client: &Client) -> usize {
-    Hardware::of(client).multiprocessors.unwrap_or(8)
+    let own = || Hardware::of(client).multiprocessors.unwrap_or(8);
+    limits::now().multiprocessors.unwrap_or_else(own)
 }
 
 #[cfg(test)]

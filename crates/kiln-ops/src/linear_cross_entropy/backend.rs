@@ -4,6 +4,7 @@
 
 pub use super::chunks::Forward;
 
+use super::OP;
 use super::chunks;
 use crate::autodiff::{Graph, Maybe, maybe};
 use crate::cross_entropy::CrossEntropyOptions;
@@ -15,8 +16,6 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
-
-const OP: &str = "linear_cross_entropy";
 
 /// The loss, differentiable.
 #[backend_extension(Cube, Fusion, Autodiff)]
@@ -71,33 +70,6 @@ fn times<B: Backend>(gradient: FloatTensor<B>, factor: FloatTensor<B>) -> FloatT
     B::float_cast(B::float_mul(wide, factor), FloatDType::from(dtype))
 }
 
-/// The loss, and the gradients that are wanted.
-fn run(
-    x: Tensor<2>,
-    weight: Tensor<2>,
-    targets: Tensor<1, Int>,
-    options: CrossEntropyOptions,
-    wanted: [bool; 2],
-) -> (FloatTensor<Dispatch>, Maybe<Dispatch>, Maybe<Dispatch>) {
-    let counted = targets.clone().not_equal_elem(options.ignore_index).int().sum();
-    let scale = counted.float().cast(DType::F32).clamp_min(1.0).recip().into_dispatch();
-    let targets = crate::cross_entropy::backend::known(targets).into_dispatch();
-    let [x, weight] = [x, weight].map(Tensor::into_dispatch);
-    let of = Forward { op: OP, x, weight, targets, scale, options, family: tile::forced() };
-    Dispatch::linear_cross_entropy(of, wanted)
-}
-
-/// The loss, dx and dW through the kernels, past autodiff and without checks.
-pub fn gradients_of(
-    x: Tensor<2>,
-    weight: Tensor<2>,
-    targets: Tensor<1, Int>,
-    options: CrossEntropyOptions,
-) -> (Tensor<1>, Tensor<2>, Tensor<2>) {
-    let (loss, dx, dw) = run(x, weight, targets, options, [true; 2]);
-    (Tensor::from_dispatch(loss), dx.tensor(), dw.tensor())
-}
-
 /// [`linear_cross_entropy`](fn@super::linear_cross_entropy) through the kernels, without its checks.
 pub(crate) fn fused(
     x: Tensor<2>,
@@ -105,5 +77,10 @@ pub(crate) fn fused(
     targets: Tensor<1, Int>,
     options: CrossEntropyOptions,
 ) -> Tensor<1> {
-    Tensor::from_dispatch(run(x, weight, targets, options, [false; 2]).0)
+    let counted = targets.clone().not_equal_elem(options.ignore_index).int().sum();
+    let scale = counted.float().cast(DType::F32).clamp_min(1.0).recip().into_dispatch();
+    let targets = crate::cross_entropy::backend::known(targets).into_dispatch();
+    let [x, weight] = [x, weight].map(Tensor::into_dispatch);
+    let of = Forward { op: OP, x, weight, targets, scale, options, family: tile::forced() };
+    Tensor::from_dispatch(Dispatch::linear_cross_entropy(of, [false; 2]).0)
 }

@@ -39,7 +39,8 @@ pub struct Forward<B: Backend> {
 
 /// Rows of a chunk: their logits fill the memory, and whole tiles.
 fn chunk_rows(rows: usize, classes: usize, dtype: DType) -> usize {
-    let fitting = CHUNK_BYTES / (classes * dtype.size()) / 128 * 128;
+    let bytes = launch::limits::now().chunk_bytes.unwrap_or(CHUNK_BYTES);
+    let fitting = bytes / (classes * dtype.size()) / 128 * 128;
     fitting.clamp(128, rows.next_multiple_of(128))
 }
 
@@ -53,6 +54,9 @@ pub(super) fn run(
     let (rows, dtype) = (x.meta.shape()[0], x.dtype);
     let classes = weight.meta.shape()[1];
     let step = chunk_rows(rows, classes, dtype);
+    let ways =
+        [("several chunks", step < rows), ("a chunk of fewer rows", !rows.is_multiple_of(step))];
+    launch::plans::note("linear_cross_entropy", &[of_x, of_weight], &ways);
     let product = |a, b, dtype| Product { family, ..Product::new(op, a, b, dtype) };
     let dx = of_x.then(|| launch::output(&x, op, "grad.x", x.meta.shape().clone(), dtype));
     let (mut sum, mut dw) = (None, None::<CubeTensor>);

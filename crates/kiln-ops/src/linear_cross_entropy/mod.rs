@@ -21,6 +21,8 @@ use crate::cross_entropy::{CrossEntropyOptions, check_options, check_targets};
 use crate::policy::{self, Choice};
 use burn::tensor::{Int, Tensor};
 
+const OP: &str = "linear_cross_entropy";
+
 /// Mean of logsumexp(x·weight) − (x·weight)\[target\].
 ///
 /// * `x`: `[M, D]`, f32, bf16 or f16; `weight`: `[D, V]`, the same element type; `targets`: `[M]`,
@@ -38,7 +40,6 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     options: CrossEntropyOptions,
 ) -> Result<Tensor<1>, OpError> {
-    const OP: &str = "linear_cross_entropy";
     let check = Check(OP);
     let dtype = check.float("x", &x)?;
     let [rows, width] = x.dims();

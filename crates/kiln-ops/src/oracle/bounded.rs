@@ -51,7 +51,7 @@ impl Errors {
 
     /// Root of the sum of the squares of all roundings, each at its largest.
     pub fn deviation(self) -> f64 {
-        self.hard.hypot(self.noise)
+        (self.hard * self.hard + self.noise * self.noise).sqrt()
     }
 
     /// Those of a value times `factor`.
@@ -235,6 +235,7 @@ impl Number for Bounded {
         Self::new(value, Errors::default(), None)
     }
 
+    #[inline]
     fn value(self) -> f64 {
         self.value
     }

@@ -9,7 +9,7 @@
 //! log-sum-exp. With w = 1 that is the mean error of a line, with w = ref by how much the line as a whole is
 //! too large or too small. Lines are the rows, the columns, and all elements at once.
 
-use super::bounded::{Bounded, LAMBDA};
+use super::bounded::{Bounded, Errors, LAMBDA};
 use super::number::Number;
 
 /// Where a comparison is nearest to its bound, or furthest over it.
@@ -132,22 +132,40 @@ type Element<'a> = Option<(f64, &'a Bounded)>;
 
 /// The worst of the rows, the columns and all elements.
 fn lines(elements: &[Element<'_>], columns: usize) -> Option<Worst> {
-    let rows: Vec<[Line; 2]> =
-        elements.chunks(columns).map(|row| line(row.iter(), |of| of.errors().row)).collect();
-    let column = |i: usize| line(elements[i..].iter().step_by(columns), |of| of.errors().column);
-    let columns: Vec<[Line; 2]> = (0..columns).map(column).collect();
+    let mut rows = vec![[Line::default(); 2]; elements.len().div_ceil(columns)];
+    let mut cols = vec![[Line::default(); 2]; columns];
+    // By what they should be, so that those which should be the same number follow each other in every line.
+    let mut order: Vec<(f64, usize)> = vec![];
+    for (i, element) in elements.iter().enumerate() {
+        order.extend(element.map(|(_, of)| (of.value(), i)));
+    }
+    order.sort_unstable_by(|(a, _), (b, _)| a.total_cmp(b));
+    for (value, i) in order {
+        let Some((error, of)) = elements[i] else { continue };
+        let (errors, deviation) = (of.errors(), of.errors().deviation());
+        let (row, col) = (&mut rows[i / columns], &mut cols[i % columns]);
+        for (line, shared) in [(row, errors.row), (col, errors.column)] {
+            for (line, weight) in line.iter_mut().zip([1.0, value]) {
+                line.take(value, weight, error, errors, [shared, deviation]);
+            }
+        }
+    }
+    rows.iter_mut().chain(&mut cols).flatten().for_each(Line::settle);
     let of = |lines: &[[Line; 2]], place: fn(usize) -> Place| -> Option<Worst> {
         let each = lines.iter().enumerate().flat_map(|(i, both)| both.iter().map(move |l| (i, l)));
         let worst = each.map(|(i, line)| Worst::new(line.error, line.allowed(), place(i)));
         worst.reduce(|worst, other| other.or(Some(worst)).unwrap_or(other))
     };
-    let all = [0, 1].map(|weight| all(&rows, &columns, weight));
+    let all = [0, 1].map(|weight| all(&rows, &cols, weight));
     let worst = all[0].or(Some(all[1]));
-    let worst = worst.and_then(|worst| worst.or(of(&columns, Place::Column)));
+    let worst = worst.and_then(|worst| worst.or(of(&cols, Place::Column)));
     worst.and_then(|worst| worst.or(of(&rows, Place::Row)))
 }
 
 /// What is added up along a line, for one weight.
+///
+/// Elements that should be the same number are made in the same way from the same numbers and are rounded alike:
+/// 50257 logits in bf16 have some hundred values. They count as one rounding, as often as they are there.
 #[derive(Clone, Copy, Default)]
 struct Line {
     error: f64,
@@ -156,43 +174,42 @@ struct Line {
     squares: f64,
     /// Σ|w|·bound: more than that no line is off.
     most: f64,
+    /// The number that the last elements should be, and what they are rounded by together.
+    value: f64,
+    rounded: f64,
 }
 
 impl Line {
+    /// Takes an element in, after all that should be less.
+    fn take(
+        &mut self,
+        value: f64,
+        weight: f64,
+        error: f64,
+        errors: Errors,
+        [shared, deviation]: [f64; 2],
+    ) {
+        if value != self.value {
+            self.settle();
+            self.value = value;
+        }
+        let size = weight.abs();
+        self.error += weight * error;
+        self.bias += size * errors.bias;
+        self.shared += size * shared;
+        self.most += size * errors.bound();
+        self.rounded += size * deviation;
+    }
+
+    /// The next elements are rounded independently of those before.
+    fn settle(&mut self) {
+        self.squares += self.rounded * self.rounded;
+        self.rounded = 0.0;
+    }
+
     fn allowed(&self) -> f64 {
         self.most.min(self.bias + LAMBDA * (self.shared + self.squares.sqrt()))
     }
-}
-
-/// A line by both weights.
-///
-/// Elements that should be the same number are made in the same way from the same numbers and are rounded alike:
-/// 50257 logits in bf16 have some hundred values. They count as one rounding, as often as they are there.
-fn line<'a>(
-    elements: impl Iterator<Item = &'a Element<'a>>,
-    shared: fn(&Bounded) -> f64,
-) -> [Line; 2] {
-    let mut elements: Vec<&(f64, &Bounded)> = elements.flatten().collect();
-    elements.sort_unstable_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()));
-    let mut lines = [Line::default(); 2];
-    for alike in elements.chunk_by(|(_, a), (_, b)| a.value() == b.value()) {
-        let mut rounded = [0.0; 2];
-        for (error, of) in alike {
-            let errors = of.errors();
-            for ((line, rounded), weight) in
-                lines.iter_mut().zip(&mut rounded).zip([1.0, of.value()])
-            {
-                let size = weight.abs();
-                line.error += weight * error;
-                line.bias += size * errors.bias;
-                line.shared += size * shared(of);
-                line.most += size * errors.bound();
-                *rounded += size * errors.deviation();
-            }
-        }
-        lines.iter_mut().zip(rounded).for_each(|(line, rounded)| line.squares += rounded * rounded);
-    }
-    lines
 }
 
 /// All elements: what a row shares is independent of what the next one does.

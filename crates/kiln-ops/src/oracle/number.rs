@@ -64,7 +64,7 @@ pub trait Number:
 
     /// Σ terms, in f32 and in any order.
     ///
-    /// The terms' errors have to be independent: what they share is multiplied in afterwards.
+    /// The errors of more than three terms have to be independent: what they share is multiplied in afterwards.
     fn sum(terms: impl IntoIterator<Item = Self>) -> Self;
 
     /// Σ left · right, as [`sum`](Self::sum), by whatever multiplies matrices.

@@ -22,6 +22,8 @@ const BLOCK_ULP: f64 = 5.5;
 /// The same of TF32, 5 numbers.
 const TF32_BLOCK: f64 = 4.0;
 const TF32_BLOCK_ULP: f64 = 3.5;
+/// Of so few terms the errors are added as they are: they may have the same origin.
+const FEW: usize = 3;
 /// What a product of two numbers is off that have 10 bits of fraction, rounded or cut off.
 const TF32: f64 = 1.0 / 512.0;
 
@@ -118,12 +120,16 @@ impl Brought {
 /// Σ terms.
 pub(super) fn sum(terms: impl IntoIterator<Item = Bounded>) -> Bounded {
     let (mut taken, mut brought, mut rounding) = (Terms::default(), Brought::default(), None);
+    let (mut number, mut plain) = (0, Errors::default());
     for term in terms {
         taken.take(term.value());
         brought.take(term.errors());
+        plain = plain.plus(term.errors());
+        number += 1;
         rounding = rounding.or(term.rounding());
     }
-    Bounded::new(taken.sum, brought.errors().plus(taken.cost(None)), rounding)
+    let brought = if number <= FEW { plain } else { brought.errors() };
+    Bounded::new(taken.sum, brought.plus(taken.cost(None)), rounding)
 }
 
 /// Σ left · right.

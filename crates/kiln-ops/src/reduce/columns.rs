@@ -58,13 +58,16 @@ pub fn columns<C: Combine>(items: CubeTensor, rows: usize, out: &CubeTensor) {
     let client = &out.client;
     let width = out.meta.shape().num_elements() / C::REGISTERS;
     let groups = (client.properties().hardware.max_units_per_cube / COLUMNS).min(16);
+    let address = launch::address_type(&[&items, out]);
+    let ways = [("several rows a group", rows > groups as usize)];
+    launch::plans::note("sum of rows", &(C::REGISTERS, groups, address), &ways);
     // SAFETY: columns are checked against the width, rows against their number.
     unsafe {
         columns_kernel::launch_unchecked::<C>(
             client,
             launch::grid(client, width.div_ceil(COLUMNS as usize)),
             CubeDim::new_2d(COLUMNS, groups),
-            launch::address_type(&[&items, out]),
+            address,
             items.into_buffer_arg(),
             out.clone().into_buffer_arg(),
             rows,

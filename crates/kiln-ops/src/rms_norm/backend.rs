@@ -2,14 +2,13 @@
 
 pub use super::kernel::Backward;
 
+use super::OP;
 use super::kernel::{self, Forward};
 use crate::autodiff::{Graph, Maybe, maybe};
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
-
-const OP: &str = "rms_norm";
 
 /// RMSNorm, differentiable.
 #[backend_extension(Cube, Fusion, Autodiff)]

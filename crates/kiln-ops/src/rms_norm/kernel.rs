@@ -185,6 +185,7 @@ pub(crate) fn forward(request: Forward) -> (CubeTensor, Option<CubeTensor>) {
     let residual_stride = residual.as_ref().map_or(0, |residual| residual.stride / size);
     let address =
         launch::address_type(&[&x.tensor, &y, residual.as_ref().map_or(&y, |r| &r.tensor)]);
+    launch::plans::note("rms_norm forward", &(&plan, size, address, add), &[]);
     // SAFETY: every index is below rows · stride or rows · vectors, which the tensors hold; without
     // a residual the buffers that stand in for it and the sum are not touched.
     unsafe {
@@ -282,6 +283,9 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, O
         &dy.tensor,
         dsum.as_ref().map_or(&dy.tensor, |d| &d.tensor),
     ]);
+    let backward = BackwardPlan { rows: plan, wanted, add };
+    let ways = [("several rounds", groups > cubes)];
+    launch::plans::note("rms_norm backward", &(&backward, size, address), &ways);
     // SAFETY: every index is below rows · stride, rows · vectors or cubes · vectors; buffers that
     // stand in for what is not wanted are not touched.
     unsafe {
@@ -307,7 +311,7 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, O
                 eps as f32,
             ),
             BackwardOutputsLaunch::new(dx_arg.into_buffer_arg(), partial.clone().into_buffer_arg()),
-            BackwardPlan { rows: plan, wanted, add },
+            backward,
             [x.tensor.dtype, weight.tensor.dtype].map(dtype_to_elem_type),
         );
     }

@@ -25,6 +25,8 @@ use crate::check::Check;
 use crate::policy::{self, Choice};
 use burn::tensor::{DType, Tensor};
 
+const OP: &str = "rms_norm";
+
 /// Normalises the last dimension of `x` by its root mean square and scales it by `weight`.
 ///
 /// * `x`: `[..., D]`, f32, bf16 or f16, any strides; rows may be none, D at least 1.
@@ -43,8 +45,8 @@ pub fn rms_norm<const D: usize>(
     weight: Tensor<1>,
     eps: f64,
 ) -> Result<Tensor<D>, OpError> {
-    check("rms_norm", &x, &weight, eps)?;
-    Ok(match policy::choose("rms_norm", x.shape().num_elements(), &x)? {
+    check(OP, &x, &weight, eps)?;
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
         #[cfg(feature = "cube")]
         Choice::Fused => backend::fused(x, weight, eps),
         Choice::Reference => reference::rms_norm(x, weight, eps),

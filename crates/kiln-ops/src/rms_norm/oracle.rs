@@ -15,7 +15,7 @@ pub fn forward<N: Number>(x: &[N], weight: &[N], eps: f64) -> Vec<N> {
 
 /// dx and dw from the cotangent `dy`.
 pub fn backward<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>, Vec<N>) {
-    let (dx, dw) = gradients(x, weight, eps, dy);
+    let (dx, dw) = gradients(x, weight, eps, dy, None);
     let stored = |gradient: Vec<N>| gradient.into_iter().map(N::stored).collect();
     (stored(dx), stored(dw))
 }
@@ -24,8 +24,14 @@ pub fn backward<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>
 /// (3 ULP) and an exponential (3 + 2|x| ULP).
 const POWER: f64 = 128.0;
 
-/// dx and dw before they are stored.
-pub(crate) fn gradients<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) -> (Vec<N>, Vec<N>) {
+/// dx and dw before they are stored; with `dsum`, the cotangent of x itself, in dx.
+pub(crate) fn gradients<N: Number>(
+    x: &[N],
+    weight: &[N],
+    eps: f64,
+    dy: &[N],
+    dsum: Option<&[N]>,
+) -> (Vec<N>, Vec<N>) {
     let width = weight.len();
     let mut dx = Vec::with_capacity(x.len());
     let mut scales = vec![];
@@ -34,7 +40,17 @@ pub(crate) fn gradients<N: Number>(x: &[N], weight: &[N], eps: f64, dy: &[N]) ->
         let terms = (0..width).map(|i| row[i] * weight[i] * dy[i]);
         let power = if r.path() == Path::Reference { POWER } else { 0.0 };
         let back = (r * r * r * N::sum(terms) / width as f64).off_by(power).of_row();
-        dx.extend((0..width).map(|i| r * weight[i] * dy[i] - back * row[i]));
+        let first = dx.len();
+        dx.extend((0..width).map(|i| {
+            let (direct, back) = (r * weight[i] * dy[i], back * row[i]);
+            let Some(dsum) = dsum else { return direct - back };
+            let stored = match r.path() {
+                Path::Reference => (direct - back).storing(),
+                Path::Fused => N::exact(0.0),
+            };
+            // WGSL lets a device add the three in any order (section Reassociation and Fusion), as Mesa does.
+            N::sum([direct, -back, dsum[first + i]]) + stored
+        }));
         scales.push(r);
     }
     (dx, of_weight(x, &scales, dy, width))

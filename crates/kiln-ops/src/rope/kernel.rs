@@ -309,6 +309,7 @@ pub(crate) fn rope(
     let [batch_stride, head_stride, time_stride] = strides(&q);
     let k_strides = k.as_ref().map_or([0; 3], strides);
     let dtype = dtype_to_elem_type(q.tensor.dtype);
+    launch::plans::note("rope", &(&plan, size, address), &[]);
     // SAFETY: places, heads and batches are checked against their numbers; the table has
     // offset + T positions; without keys the buffers that stand in for them are not touched.
     unsafe {

@@ -67,7 +67,7 @@ impl Plan {
 
 /// Where vector `i` of the output stands in a tensor whose rows are `stride` vectors apart.
 #[cube]
-fn place(i: usize, width: usize, stride: usize, #[comptime] strided: bool) -> usize {
+pub(crate) fn place(i: usize, width: usize, stride: usize, #[comptime] strided: bool) -> usize {
     let mut at = i;
     if comptime!(strided) {
         let row = i / width;
@@ -164,7 +164,7 @@ fn backward_kernel<E: Float, N: Size>(
 
 /// Takes tensors whose rows stand side by side as one row each, so that vectors need not fit into
 /// a row; returns whether any of them does not.
-fn flatten<const K: usize>(tensors: &mut [Rows; K]) -> bool {
+pub(crate) fn flatten<const K: usize>(tensors: &mut [Rows; K]) -> bool {
     if tensors.iter().any(|t| t.rows > 1 && t.stride != t.width) {
         return true;
     }
@@ -190,6 +190,7 @@ pub(crate) fn forward(op: &'static str, gate: CubeTensor, up: CubeTensor) -> Cub
     let vectors = shape.num_elements() / size;
     let plan = Plan::new(&client, FORWARD_CHUNKS, strided);
     let address = launch::address_type(&[&gate.tensor, &up.tensor, &y]);
+    launch::plans::note("swiglu forward", &(&plan, size, address), &[]);
     // SAFETY: a unit keeps to vectors below their number, which y holds; in gate and up they stand
     // in rows below the number of rows.
     unsafe {
@@ -259,6 +260,7 @@ pub(crate) fn backward_into([dy, gate, up]: [CubeTensor; 3], gradients: Gradient
     let vectors = shape.num_elements() / size;
     let plan = Plan::new(&client, BACKWARD_CHUNKS, strided);
     let address = launch::address_type(&[&dy.tensor, &gate.tensor, &up.tensor, &dgate, &dup, &y]);
+    launch::plans::note("swiglu backward", &(&plan, &wanted, size, address), &[]);
     // SAFETY: as forward; gradients that are not wanted are not touched. Where y stands in the memory of
     // dy, a unit writes a vector that it has read for the gradients stored before; units past the end
     // may read the last one late, and use nothing of it.

@@ -19,6 +19,8 @@ use crate::check::Check;
 use crate::policy::{self, Choice};
 use burn::tensor::Tensor;
 
+const OP: &str = "swiglu";
+
 /// silu(gate) · up.
 ///
 /// * `gate`, `up`: the same shape, of rank 1 or more, f32, bf16 or f16, any strides; elements may
@@ -31,7 +33,6 @@ use burn::tensor::Tensor;
 /// [`OpError`] on a wrong shape, element type or device, and where the fused kernel was asked for
 /// on a device that has none.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D>, OpError> {
-    const OP: &str = "swiglu";
     let check = Check(OP);
     let dtype = check.float("gate", &gate)?;
     check.shape("up", &up.dims(), up.dims() == gate.dims(), format!("{:?}", gate.dims()))?;

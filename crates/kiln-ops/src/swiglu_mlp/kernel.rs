@@ -5,6 +5,7 @@
 //! the gate makes of the products is not kept but made again in the backward, by the kernel that reads
 //! them anyway, in the memory of its own gradient.
 
+use super::OP;
 use crate::exponential::sigmoid;
 use crate::launch;
 use crate::swiglu::kernel::{self as gates, Gradients};
@@ -15,8 +16,6 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-
-const OP: &str = "swiglu_mlp";
 
 /// silu(gate) · up of the two products of the input.
 struct SiluGate;

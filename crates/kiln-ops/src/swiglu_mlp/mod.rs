@@ -21,6 +21,8 @@ use crate::check::Check;
 use crate::policy::{self, Choice};
 use burn::tensor::Tensor;
 
+const OP: &str = "swiglu_mlp";
+
 /// (silu(x · w_gate) · (x · w_up)) · w_down.
 ///
 /// * `x`: `[..., D]`, f32, bf16 or f16, of rank 2 or more.
@@ -38,7 +40,6 @@ pub fn swiglu_mlp<const D: usize>(
     w_up: Tensor<2>,
     w_down: Tensor<2>,
 ) -> Result<Tensor<D>, OpError> {
-    const OP: &str = "swiglu_mlp";
     let check = Check(OP);
     let dtype = check.float("x", &x)?;
     let shape = x.dims();

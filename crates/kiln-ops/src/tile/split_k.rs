@@ -75,13 +75,15 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: 
     let total = problem.batches * problem.m * n;
     let add_dtype = problem.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
     let units = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
+    let (linear, address) = (Linear::of(problem, false), launch::address_type(&[parts, out]));
+    launch::plans::note("sum of parts", &(linear, size, address), &[]);
     // SAFETY: positions are checked against the number of elements.
     unsafe {
         add_up_kernel::launch_unchecked(
             client,
             launch::grid(client, total.div_ceil(units)),
             CubeDim::new_1d(units as u32),
-            launch::address_type(&[parts, out]),
+            address,
             size,
             parts.clone().into_buffer_arg(),
             match &problem.add {
@@ -100,7 +102,7 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: 
             pitch / size,
             out_pitch / size,
             FinishLaunch::of(problem),
-            Linear::of(problem, false),
+            linear,
             [add_dtype, out.dtype].map(dtype_to_elem_type),
         );
     }

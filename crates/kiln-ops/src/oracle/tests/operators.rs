@@ -1,6 +1,6 @@
 //! Operators on an emulated device, in the operations of the kernels and of the references.
 
-use super::machine::Machine;
+use super::machine::{Machine, Order};
 use crate::attention::oracle::Dims;
 
 /// y, dx and dw of rms_norm; rounded where kernels do. `dsum` is added to dx.
@@ -22,8 +22,13 @@ pub(super) fn rms_norm(
         y.extend((0..width).map(|i| at.stored(x[i] * r * weight[i])));
         let first = dx.len();
         dx.extend((0..width).map(|i| {
-            let norm = r * weight[i] * dy[i] - back * x[i];
-            at.stored(dsum.map_or(norm, |dsum| at.between(norm) + dsum[first + i]))
+            let (direct, back) = (r * weight[i] * dy[i], back * x[i]);
+            let Some(dsum) = dsum else { return at.stored(direct - back) };
+            at.stored(match at.order {
+                _ if at.stores_all => at.stored(direct - back) + dsum[first + i],
+                Order::Sequential => direct - back + dsum[first + i],
+                _ => direct + (dsum[first + i] - back),
+            })
         }));
         scales.push(r);
     }

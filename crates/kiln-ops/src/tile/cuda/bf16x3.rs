@@ -57,6 +57,11 @@ pub(super) fn split(view: &MatrixView, op: &'static str, right: bool) -> MatrixV
     let part = if along_k { along } else { lines * line };
     let size = view.vector_size(client, 16);
     let total = view.batches * lines * along / size;
+    launch::plans::note(
+        "f32 as bf16",
+        &(size, right, view.order),
+        &[("a batch", view.batches > 1)],
+    );
     // SAFETY: positions are checked against the number of vectors, which all three parts have.
     unsafe {
         split_kernel::launch_unchecked(

@@ -49,6 +49,13 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
     let add = p.add.as_ref().filter(|_| linear.add).map(|(add, _)| &add.tensor);
     let scales = p.alpha.scales.clone().filter(|_| linear.device_scale);
     let dtypes = [p.a.tensor.dtype, add.map_or(p.a.tensor.dtype, |add| add.dtype), target.dtype];
+    let address = launch::address_type(&[&p.a.tensor, &p.b.tensor, &target]);
+    let ways = [("parts of K", split), ("a batch", p.batches > 1)];
+    launch::plans::note(
+        "product on plain units",
+        &(&product, a_size, b_size, out_size, address),
+        &ways,
+    );
     // SAFETY: positions are checked against M, N and K before every read and write; aliases that
     // stand in for C and the scales are not touched.
     unsafe {
@@ -56,7 +63,7 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
             client,
             launch::grid(client, tiles * splits * p.batches),
             CubeDim::new_1d(tile.units() as u32),
-            launch::address_type(&[&p.a.tensor, &p.b.tensor, &target]),
+            address,
             a_size,
             b_size,
             out_size,

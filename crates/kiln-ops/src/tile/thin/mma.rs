@@ -116,6 +116,13 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     let dtypes = [t.large.tensor.dtype, add.dtype, target.dtype].map(dtype_to_elem_type);
     let tiles = t.rows.div_ceil(rows);
     let jobs = tiles * splits * o.batches;
+    let address = launch::address_type(&[&t.large.tensor, &t.thin.tensor, &add, &target]);
+    let ways = [
+        ("parts of K", split),
+        ("a batch", o.batches > 1),
+        ("more blocks than stages", depth > stages),
+    ];
+    launch::plans::note("thin product on mma.sync", &(&product, address), &ways);
     // SAFETY: copies beyond the operands have no bytes, C and the result are only touched inside their
     // rows and columns.
     unsafe {
@@ -123,7 +130,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
             client,
             launch::grid(client, jobs),
             CubeDim::new_1d(UNITS),
-            launch::address_type(&[&t.large.tensor, &t.thin.tensor, &add, &target]),
+            address,
             t.large.tensor.clone().into_buffer_arg(),
             t.thin.tensor.clone().into_buffer_arg(),
             add.into_buffer_arg(),

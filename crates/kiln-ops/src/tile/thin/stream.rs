@@ -83,6 +83,9 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     let thin = match (t.thin.strides(), t.swapped) {
         ((k, col), false) | ((col, k), true) => PlacesLaunch::new(t.thin.batch_step(), k, col),
     };
+    let address = launch::address_type(&[&t.large.tensor, &t.thin.tensor, &target]);
+    let ways = [("parts of K", split), ("a batch", t.o.batches > 1)];
+    launch::plans::note("thin product on plain units", &(&product, size, address), &ways);
     // SAFETY: positions are checked against R, C and K before every read and write; without C the
     // alias that stands in for it is not touched.
     unsafe {
@@ -90,7 +93,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
             client,
             launch::grid(client, total),
             CubeDim::new_1d(UNITS as u32),
-            launch::address_type(&[&t.large.tensor, &t.thin.tensor, &target]),
+            address,
             size,
             t.large.tensor.clone().into_buffer_arg(),
             t.thin.tensor.clone().into_buffer_arg(),

@@ -95,6 +95,16 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
     let finish = FinishLaunch::of(p);
     // What is mirrored is stored element by element.
     let neighbours = if symmetric { 1 } else { 2 };
+    let tensors = [&p.a.tensor, &p.b.tensor, &add, &target];
+    let address = launch::address_type(if tma { &tensors[2..] } else { &tensors[..] });
+    let ways = [
+        ("parts of K", split),
+        ("a batch", p.batches > 1),
+        ("several tiles a cube", places * p.batches > cubes),
+        ("more blocks than stages", depth > stages),
+    ];
+    let kernel = if tma { "product on mma.sync, by TMA" } else { "product on mma.sync" };
+    launch::plans::note(kernel, &(&product, neighbours, address), &ways);
     if tma {
         // SAFETY: TMA keeps to the shapes of its maps, C and the result are only touched inside M
         // and N.
@@ -103,7 +113,7 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
                 client,
                 launch::grid(client, cubes),
                 CubeDim::new_1d(UNITS),
-                launch::address_type(&[&add, &target]),
+                address,
                 neighbours,
                 operand(&p.a, 64, a == Order::RowMajor),
                 operand(&p.b, 64, b == Order::ColMajor),
@@ -126,7 +136,7 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
                 client,
                 launch::grid(client, cubes),
                 CubeDim::new_1d(UNITS),
-                launch::address_type(&[&p.a.tensor, &p.b.tensor, &add, &target]),
+                address,
                 neighbours,
                 p.a.tensor.clone().into_buffer_arg(),
                 p.b.tensor.clone().into_buffer_arg(),

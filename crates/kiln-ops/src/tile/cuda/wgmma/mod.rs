@@ -88,13 +88,21 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
         1 => wgmma_kernel::launch_unchecked::<Ep>,
         _ => wgmma_cluster_kernel::launch_unchecked::<Ep>,
     };
+    let address = launch::address_type(&[&add]);
+    let ways = [
+        ("parts of K", split),
+        ("a batch", p.batches > 1),
+        ("several tiles a cube", total > cubes),
+        ("more blocks than stages", depth > tile.stages),
+    ];
+    launch::plans::note("product on wgmma", &(&product, address), &ways);
     // SAFETY: TMA keeps to the shapes of its maps, C is read inside M and N only.
     unsafe {
         kernel(
             client,
             launch::grid(client, cubes),
             CubeDim::new_1d(UNITS),
-            launch::address_type(&[&add]),
+            address,
             operand(&p.a, ROWS, a == Order::RowMajor),
             operand(&p.b, columns, b == Order::ColMajor),
             operand(second.map_or(&p.b, |second| &second.b), columns, b == Order::ColMajor),
