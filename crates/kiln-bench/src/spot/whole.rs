@@ -90,8 +90,8 @@ fn blocks(
     match blocks.find_first(|(_, _, error, allowed)| !within(*error, *allowed)) {
         None => Ok(()),
         Some((rows, columns, error, allowed)) => Err(format!(
-            "{error:.2e} off in the mean over rows {} to {}, columns {} to {} where {allowed:.2e} is \
-             allowed",
+            "{error:.2e} off in the mean over rows {} to {}, columns {} to {} where {allowed:.2e} \
+             is allowed",
             rows.start,
             rows.end - 1,
             columns.start,

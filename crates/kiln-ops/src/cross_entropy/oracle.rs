@@ -67,8 +67,8 @@ pub(crate) fn gradient<N: Number>(
             grad.extend(row.iter().map(|_| N::exact(0.0)));
             continue;
         }
-        let row_of_classes = row.iter().copied().enumerate();
-        grad.extend(of_classes(row_of_classes, *target, log_sum_exp(row), classes, options, factor));
+        let (lse, row) = (log_sum_exp(row), row.iter().copied().enumerate());
+        grad.extend(of_classes(row, *target, lse, classes, options, factor));
     }
     grad
 }
