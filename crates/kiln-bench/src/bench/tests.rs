@@ -125,7 +125,8 @@ fn a_call_that_is_wrong_gets_no_time() {
     };
     let mut run = Run::new(&device, String::new());
     let error = bench(&OffWhereTimed(right), &plan, &device, &mut run, &mut |_| {}).unwrap_err();
-    let expected = "matmul: what is timed is wrong, so no time (192×192, forward, reference: `y` is ";
+    let expected =
+        "matmul: what is timed is wrong, so no time (192×192, forward, reference: `y` is ";
     assert!(error.starts_with(expected) && error.ends_with(" times))"), "{error}");
     assert!(run.rows.is_empty(), "{:?}", run.rows);
 }

@@ -150,9 +150,7 @@ pub(super) fn kernels(
     layout: Layout,
     device: &Device,
 ) -> Result<Vec<HostTensor>, String> {
-    caught(|| {
-        policy::force(Implementation::Fused, || by_kernels(op, data, dtype, layout, device))
-    })
+    caught(|| policy::force(Implementation::Fused, || by_kernels(op, data, dtype, layout, device)))
 }
 
 /// A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.
@@ -241,8 +239,7 @@ fn run(
     if backward {
         let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
             let cotangent = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
-            let f32 =
-                TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
+            let f32 = TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
             let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
             (output.cast(DType::F32) * cotangent).sum()
         });

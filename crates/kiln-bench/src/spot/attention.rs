@@ -44,9 +44,8 @@ pub(crate) fn check<O: Operator + ?Sized>(
             continue;
         }
         let dy = spot.numbers(&spot.cotangent_rows(0, &all(queries))?);
-        let scores = |query: &Query<Bounded>, row: usize| {
-            query.scores(&v, &dy[row * d.width..][..d.width])
-        };
+        let scores =
+            |query: &Query<Bounded>, row: usize| query.scores(&v, &dy[row * d.width..][..d.width]);
         let dq = |row: &usize| {
             let query = query(*row);
             query.gradient(&k, &scores(&query, *row))

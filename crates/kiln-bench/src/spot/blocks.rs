@@ -77,11 +77,8 @@ pub(super) fn check(
 ) -> Result<(), String> {
     let [m, n] = product.out.size();
     let (u, v) = (signs(m, rng), signs(n, rng));
-    let added_up: Vec<[Vec<Vec<Sums>>; 2]> = product
-        .terms
-        .iter()
-        .map(|[a, b]| [add_up(a, &u), add_up(&b.transposed(), &v)])
-        .collect();
+    let added_up: Vec<[Vec<Vec<Sums>>; 2]> =
+        product.terms.iter().map(|[a, b]| [add_up(a, &u), add_up(&b.transposed(), &v)]).collect();
     let across = n.div_ceil(BLOCK);
     let block = |i: usize| {
         let (i, j) = (i / across, i % across);

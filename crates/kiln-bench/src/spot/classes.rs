@@ -22,10 +22,7 @@ const CHUNK: usize = 1024;
 /// # Errors
 ///
 /// One line if a result is wrong or cannot be read.
-pub(crate) fn cross_entropy(
-    spot: &Spot<'_>,
-    options: CrossEntropyOptions,
-) -> Result<(), String> {
+pub(crate) fn cross_entropy(spot: &Spot<'_>, options: CrossEntropyOptions) -> Result<(), String> {
     let targets = spot.integers(1)?;
     let classes = spot.call.inputs[0].shape()[1];
     let rows = spot.sample(targets.len(), ROWS);
@@ -176,8 +173,8 @@ impl Normalisers {
         for from in (0..rows).step_by(CHUNK) {
             let length = CHUNK.min(rows - from);
             let x = x.clone().narrow(0, from, length).cast(DType::F32);
-            let logits: Tensor<2> = matmul(x, weight.clone(), MatmulOptions::default())
-                .map_err(|e| e.to_string())?;
+            let logits: Tensor<2> =
+                matmul(x, weight.clone(), MatmulOptions::default()).map_err(|e| e.to_string())?;
             let most = logits.clone().max_dim(1);
             let sums = (logits.clone() - most.clone()).exp().sum_dim(1).log() + most;
             lse.extend(host::download(&sums)?);

@@ -147,11 +147,7 @@ impl<'a> Spot<'a> {
     }
 
     /// Some rows of a cotangent.
-    pub(crate) fn cotangent_rows(
-        &self,
-        output: usize,
-        rows: &[usize],
-    ) -> Result<Vec<f64>, String> {
+    pub(crate) fn cotangent_rows(&self, output: usize, rows: &[usize]) -> Result<Vec<f64>, String> {
         let shape = self.spec.output_shape(&self.spec.outputs[output], &self.dims);
         some_rows(self.cotangents[output].clone(), width(&shape), rows)
     }

@@ -141,7 +141,6 @@ impl<N: Number> Normaliser<N> {
     pub(crate) fn log_sum_exp(&self) -> N {
         (self.largest.off_by(6.0) + self.log).off_by(4.0).of_row()
     }
-
 }
 
 /// Factor of the softmax in the gradient.
