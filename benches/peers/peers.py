@@ -257,7 +257,7 @@ def time_together(peers, which, sets, cotangents, rounds):
             found.append(burst(lambda: [run() for _ in range(times)]) / (length * times) * 1e3)
     for row, (*_, found) in zip(rows.values(), runs):
         found.sort()
-        at = lambda share: found[round((len(found) - 1) * share)]
+        at = lambda share: found[int((len(found) - 1) * share + 0.5)]
         row.update(us=statistics.median(found), us_low=at(0.2), us_high=at(0.8))
     return rows
 

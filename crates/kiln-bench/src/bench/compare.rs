@@ -53,7 +53,7 @@ struct Cells {
 
 impl Cells {
     /// Implementations of one name on unlike devices have columns of their own.
-    fn of(runs: &[Run]) -> Self {
+    fn of(runs: &[Run]) -> Result<Self, String> {
         let mut cells = Self::default();
         let one_device = runs.iter().all(|run| run.device == runs[0].device);
         for (run, row) in runs.iter().flat_map(|run| run.rows.iter().map(move |row| (run, row))) {
@@ -68,9 +68,13 @@ impl Cells {
             if !cells.keys.contains(&key) {
                 cells.keys.push(key.clone());
             }
-            cells.rows.entry(key).or_default().insert(column, row.clone());
+            let what = format!("{} {} {} {}", key.0, key.1, key.2, key.3);
+            let before = cells.rows.entry(key).or_default().insert(column.clone(), row.clone());
+            if before.is_some() {
+                return Err(format!("{what}: two runs have a time of `{column}`"));
+            }
         }
-        cells
+        Ok(cells)
     }
 
     /// Takes the columns and rows that are selected, each of which must be there.
@@ -113,7 +117,7 @@ pub fn compare(runs: &[Run], selection: &Selection, markdown: bool) -> Result<St
         let (first, other) = (&first.gpu, &other.gpu);
         return Err(format!("runs of different GPUs cannot be compared: {first} and {other}"));
     }
-    let mut cells = Cells::of(runs);
+    let mut cells = Cells::of(runs)?;
     cells.select(selection)?;
     let kinds = Kinds::of(cells.keys.iter().flat_map(|key| cells.row(key)).flatten());
     let (mut table, gap) = empty(markdown);

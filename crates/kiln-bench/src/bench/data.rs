@@ -124,15 +124,20 @@ impl Data {
         let parts = parts(op, case)?;
         let path = path(folder, op, case, dtype);
         let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+        let metadata = [("op", op.spec().name.to_string()), ("seed", SEED.to_string())];
+        let metadata: HashMap<String, String> =
+            metadata.map(|(key, value)| (key.to_string(), value)).into();
         if !path.exists() {
             std::fs::create_dir_all(folder).map_err(|e| failed(&e))?;
             let tensors = generate(&parts, dtype);
-            let metadata = [("op", op.spec().name.to_string()), ("seed", SEED.to_string())];
-            let metadata = metadata.map(|(key, value)| (key.to_string(), value));
-            op_io::write(&path, &tensors, metadata.into())?;
+            op_io::write(&path, &tensors, metadata)?;
             return Ok(Self { tensors: tensors.into_iter().collect() });
         }
         let bytes = std::fs::read(&path).map_err(|e| failed(&e))?;
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| failed(&e))?;
+        if *header.metadata() != Some(metadata) {
+            return Err(failed(&"was made from another seed or by another program: remove it"));
+        }
         let file = SafeTensors::deserialize(&bytes).map_err(|e| failed(&e))?;
         let mut tensors = HashMap::new();
         for part in &parts {

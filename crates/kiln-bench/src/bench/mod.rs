@@ -166,7 +166,7 @@ fn rows(
                     }
                     _ => implementation.to_string(),
                 },
-                us: at(0.5),
+                us: 1e6 * (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0,
                 us_low: at(0.2),
                 us_high: at(0.8),
                 recorded: workload.recorded(*implementation),

@@ -151,27 +151,28 @@ impl Run {
         device: &Device,
     ) -> Option<Measured> {
         let shape = case.to_string();
-        let time = |implementation: &str, pass: Pass| -> Option<f64> {
-            let row = self.rows.iter().find(|row| {
+        let row = |implementation: &str, pass: Pass| {
+            self.rows.iter().find(|row| {
                 row.op == op.spec().name
                     && row.shape == shape
                     && row.implementation == implementation
                     && row.pass == pass
-            });
-            row.map(|row| row.us)
+            })
         };
         // Of an operator that has no backward the forward is all there is.
         let total = |implementation| {
-            time(implementation, Pass::Both).or_else(|| time(implementation, Pass::Forward))
+            row(implementation, Pass::Both).or_else(|| row(implementation, Pass::Forward))
         };
+        let (fused, reference) = (total("fused")?, total("reference")?);
+        fused.over(reference)?;
         let elements = case.shapes.iter().map(|s| s.iter().product::<usize>()).max().unwrap_or(1);
         Some(Measured {
             op: op.spec().name.into(),
             log2_elements: elements.max(1).ilog2(),
             dtype: format!("{dtype:?}").to_lowercase(),
             device: device::kind(device),
-            fused_us: total("fused")?,
-            reference_us: total("reference")?,
+            fused_us: fused.us,
+            reference_us: reference.us,
         })
     }
 }

@@ -30,7 +30,7 @@ use kiln_ops::device;
 #[cfg(feature = "cube")]
 use kiln_ops::launch::{
     limits::{self, Limits},
-    plans::listen,
+    plans::{THIN, listen},
 };
 use kiln_ops::oracle::{Comparison, Format, Path, Products, Rounding, compare};
 use kiln_ops::policy::Implementation;
@@ -164,9 +164,9 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
     for (i, case) in cases.iter().enumerate() {
-        let few = i % 2 == 0;
-        gate.case(case, Layout::Allocated, !few);
-        gate.case(case, Layout::Cut, few);
+        let small = i % 2 == 0;
+        gate.case(case, Layout::Allocated, !small);
+        gate.case(case, Layout::Cut, small);
     }
     gate.report.cases = cases.len();
     if let Some(case) = cases.iter().max_by_key(|case| fuzz::moderate(case)) {
@@ -227,19 +227,30 @@ pub(crate) fn rounding(
     Rounding { format, path, products }
 }
 
-/// Runs `work`, with `few` on a device that is taken for one with two multiprocessors and hardly any memory; and
+/// Runs `work`, on a device that is taken for one with two multiprocessors and hardly any memory if `small`; also
 /// the plans of the kernels that ran.
-fn heard<T>(few: bool, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+fn heard<T>(small: bool, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
     #[cfg(feature = "cube")]
     {
-        let small = Limits { multiprocessors: Some(2), chunk_bytes: Some(1) };
-        let limits = if few { small } else { Limits::default() };
+        let few = Limits { multiprocessors: Some(2), chunk_bytes: Some(1) };
+        let limits = if small { few } else { Limits::default() };
         limits::limited(limits, || listen(work))
     }
     #[cfg(not(feature = "cube"))]
     {
-        let _ = few;
+        let _ = small;
         (work(), BTreeSet::new())
+    }
+}
+
+/// Whether a product with a thin side is among them, on kernels of its own.
+fn thin(plans: &BTreeSet<String>) -> bool {
+    #[cfg(feature = "cube")]
+    return plans.iter().any(|plan| plan.starts_with(THIN));
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = plans;
+        false
     }
 }
 
@@ -254,23 +265,24 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// Verifies a case; with `few` on a device that is taken for a small one.
-    fn case(&mut self, case: &Case, layout: Layout, few: bool) {
-        let (_, plans) = heard(few, || self.case_here(case, layout, few));
-        let thin = plans.iter().any(|plan| plan.starts_with("thin"));
+    /// Verifies a case; if `small`, on a device that is taken for a small one.
+    fn case(&mut self, case: &Case, layout: Layout, small: bool) {
+        let small = small && device::is_cube(self.device);
+        let (_, plans) = heard(small, || self.case_here(case, layout, small));
+        let thin = thin(&plans);
         self.report.plans.extend(plans);
         // Whose kernels did not run: the family's own.
         if thin && self.family.is_none() {
             self.family = own_family(self.op, self.dtype, self.device);
-            let (_, plans) = heard(few, || self.case_here(case, layout, few));
+            let (_, plans) = heard(small, || self.case_here(case, layout, small));
             self.report.plans.extend(plans);
             self.family = None;
         }
     }
 
-    fn case_here(&mut self, case: &Case, layout: Layout, few: bool) {
+    fn case_here(&mut self, case: &Case, layout: Layout, small: bool) {
         let mut what = format!("{case}{layout}");
-        if few {
+        if small {
             what += ", two multiprocessors";
         }
         if let Some(family) = self.family {

@@ -78,7 +78,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for report in &reports {
         for (check, case, what) in &report.failures {
             let title = check.title();
-            println!("RED {} {} ({title}) {case}: {what}", report.op, report.dtype);
+            let family = report.family.as_ref().map_or_else(String::new, |f| format!(" {f}"));
+            println!("RED {} {}{family} ({title}) {case}: {what}", report.op, report.dtype);
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();

@@ -1,15 +1,21 @@
 //! Plans of kernels that are launched, for whoever listens.
 //!
 //! A plan is all that a kernel is specialised on, and which ways through it a launch takes: parts of K,
-//! several tiles a cube. The gate gathers those that it has verified; the bench times no others.
+//! several tiles a cube. The gate gathers those that it has verified.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-static LISTENING: AtomicBool = AtomicBool::new(false);
+/// What the plans of products with a thin side begin with.
+pub const THIN: &str = "thin product";
+
 static RUNNING: Mutex<()> = Mutex::new(());
-static HEARD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// What has been heard, while somebody listens.
+static HEARD: Mutex<Option<BTreeSet<String>>> = Mutex::new(None);
+
+fn heard() -> MutexGuard<'static, Option<BTreeSet<String>>> {
+    HEARD.lock().unwrap_or_else(|e| e.into_inner())
+}
 
 /// Ends listening, also where the work panics.
 struct Listener {
@@ -19,37 +25,29 @@ struct Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        LISTENING.store(false, Ordering::SeqCst);
+        *heard() = None;
     }
-}
-
-fn heard() -> MutexGuard<'static, BTreeSet<String>> {
-    HEARD.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// What `work` returns, and the plans of the kernels that were launched meanwhile. One listens at a time in a
 /// process; others wait.
 pub fn listen<T>(work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
     let running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
-    heard().clear();
-    LISTENING.store(true, Ordering::SeqCst);
+    *heard() = Some(BTreeSet::new());
     let listener = Listener { _running: running };
     let result = work();
-    let plans = std::mem::take(&mut *heard());
+    let plans = heard().take().unwrap_or_default();
     drop(listener);
     (result, plans)
 }
 
 /// A kernel is launched: its name, what it is specialised on, and the ways it takes beside.
 pub(crate) fn note(kernel: &str, plan: &dyn std::fmt::Debug, ways: &[(&str, bool)]) {
-    if !LISTENING.load(Ordering::Relaxed) {
-        return;
+    if let Some(heard) = heard().as_mut() {
+        let taken = ways.iter().filter(|(_, taken)| *taken);
+        let ways: String = taken.map(|(way, _)| format!(", {way}")).collect();
+        heard.insert(format!("{kernel}: {plan:?}{ways}"));
     }
-    let mut text = format!("{kernel}: {plan:?}");
-    for (way, _) in ways.iter().filter(|(_, taken)| *taken) {
-        text = text + ", " + way;
-    }
-    heard().insert(text);
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Rows verified side by side, in processes: an audit of the gate is alone in its process, and CubeCL
 //! compiles and launches what runs on a device on one thread.
 //!
-//! A worker is `kiln verify --worker`. It reads the number of a row from a line of stdin and answers with the
+//! A worker is `kiln verify --worker`. It reads the number of a row from a line of stdin and stdout with the
 //! report, a line of JSON on stdout. It ends with its stdin, so that none outlives the program that asks.
 
 use anyhow::Context;
@@ -35,7 +35,8 @@ pub fn serve(rows: &[Row], verify: impl Fn(&Row) -> Report) -> anyhow::Result<()
     for line in asked {
         let row = line.parse().ok().and_then(|number: usize| rows.get(number));
         let row = row.with_context(|| format!("there is no row `{line}`"))?;
-        println!("{}", serde_json::to_string(&verify(row))?);
+        // On a line of its own, whatever a library has written.
+        println!("\n{}", serde_json::to_string(&verify(row))?);
     }
     Ok(())
 }
@@ -96,8 +97,8 @@ fn verify(
 
 struct Worker {
     process: Child,
-    questions: ChildStdin,
-    answers: Lines<BufReader<ChildStdout>>,
+    stdin: ChildStdin,
+    stdout: Lines<BufReader<ChildStdout>>,
     /// Passes stderr on; returns its last line.
     said: JoinHandle<String>,
 }
@@ -107,26 +108,26 @@ impl Worker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn()?;
         let pipes = (process.stdin.take(), process.stdout.take(), process.stderr.take());
-        let (Some(questions), Some(answers), Some(stderr)) = pipes else {
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
             unreachable!("all three are piped")
         };
-        let answers = BufReader::new(answers).lines();
+        let stdout = BufReader::new(stdout).lines();
         let said = thread::spawn(move || pass_on(stderr, &events));
-        Ok(Self { process, questions, answers, said })
+        Ok(Self { process, stdin, stdout, said })
     }
 
     /// The report of a row; none if the process ends before.
     fn verify(&mut self, row: usize) -> Option<Report> {
-        writeln!(self.questions, "{row}").ok()?;
-        // A line that is no report is of some library.
-        let mut lines = self.answers.by_ref().map_while(Result::ok);
+        writeln!(self.stdin, "{row}").ok()?;
+        // A line that is no report is empty or of some library.
+        let mut lines = self.stdout.by_ref().map_while(Result::ok);
         lines.find_map(|line| serde_json::from_str(&line).ok())
     }
 
     /// Waits for the end of the process and says how it was.
     fn end(self) -> String {
-        let Self { mut process, questions, answers, said } = self;
-        drop((questions, answers));
+        let Self { mut process, stdin, stdout, said } = self;
+        drop((stdin, stdout));
         let last = said.join().unwrap_or_default();
         let status = process.wait().map_or_else(|error| error.to_string(), |s| s.to_string());
         let separator = if last.is_empty() { "" } else { ": " };

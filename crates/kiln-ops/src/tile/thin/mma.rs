@@ -122,7 +122,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
         ("a batch", o.batches > 1),
         ("more blocks than stages", depth > stages),
     ];
-    launch::plans::note("thin product on mma.sync", &(&product, address), &ways);
+    launch::plans::note(launch::plans::THIN, &(&product, address), &ways);
     // SAFETY: copies beyond the operands have no bytes, C and the result are only touched inside their
     // rows and columns.
     unsafe {

@@ -85,7 +85,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     };
     let address = launch::address_type(&[&t.large.tensor, &t.thin.tensor, &target]);
     let ways = [("parts of K", split), ("a batch", t.o.batches > 1)];
-    launch::plans::note("thin product on plain units", &(&product, size, address), &ways);
+    launch::plans::note(launch::plans::THIN, &(&product, size, address), &ways);
     // SAFETY: positions are checked against R, C and K before every read and write; without C the
     // alias that stands in for it is not touched.
     unsafe {
