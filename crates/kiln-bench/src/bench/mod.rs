@@ -137,11 +137,15 @@ fn rows(
         }
         for implementation in implementations {
             let rounding = gate::rounding(op, plan.dtype, device, *implementation, plan.family);
-            let results = workload.results(*implementation)?;
-            workload.check(*implementation, rounding, &results).map_err(|what| {
+            let wrong = |what: String| {
                 let what = format!("{case}, {pass}, {implementation}: {what}");
                 format!("{}: what is timed is wrong, so no time ({what})", op.spec().name)
-            })?;
+            };
+            workload.audit(*implementation).map_err(wrong)?;
+            let results = workload.results(*implementation)?;
+            workload.check(*implementation, rounding, &results).map_err(wrong)?;
+            // What it took to know is no memory of what is timed.
+            device.memory_cleanup();
         }
         for _ in 0..plan.rounds {
             for (times, implementation) in times.iter_mut().zip(implementations) {

@@ -3,6 +3,7 @@
 use super::data::{Data, Maker, Part, parts};
 use super::{Pass, launches, timer};
 use crate::attributes::Attributes;
+use crate::gate;
 use crate::host::{self, Input};
 use crate::operator::with_saved;
 use crate::registry::{Call, Case, Operator};
@@ -332,6 +333,18 @@ impl<'a> Workload<'a> {
         }
         let (time, _, left) = self.measure(calls, implementation)?;
         Ok((time / calls as f64, left))
+    }
+
+    /// Makes one call under an audit: memory that a kernel does not write may hold the right answer of the call
+    /// before.
+    pub(super) fn audit(&self, implementation: Implementation) -> Result<(), String> {
+        let (made, findings) = gate::audited(|| {
+            let made = self.make(1, implementation)?;
+            self.device.sync().map_err(|e| format!("{e:?}"))?;
+            Ok::<_, String>(made)
+        });
+        made?;
+        findings.into_iter().next().map_or(Ok(()), |(_, what)| Err(what))
     }
 
     /// Runs the burst that is timed, and returns what its last call left.

@@ -261,7 +261,7 @@ fn run(
 
 /// Runs `f` under an audit of kernel outputs: what was never written, or written outside.
 #[cfg(feature = "cube")]
-pub(super) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
+pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
     let audit = kiln_ops::launch::audit::Audit::begin();
     let result = f();
     let mut errors = vec![];
@@ -278,7 +278,7 @@ pub(super) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
 
 /// Runs `f`: without a CubeCL device there are no kernels to audit.
 #[cfg(not(feature = "cube"))]
-pub(super) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
+pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
     (f(), vec![])
 }
 

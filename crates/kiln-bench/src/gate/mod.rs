@@ -20,6 +20,7 @@ mod finite;
 mod fuzz;
 mod report;
 
+pub(crate) use execute::audited;
 pub use execute::{Data, Run, execute, poison};
 pub use report::{Check, Checked, Outcome, Report};
 
@@ -212,7 +213,7 @@ pub(crate) fn rounding(
     let format = Format::from(dtype);
     let cuda = device::is_cuda(device);
     let (path, products) = match implementation {
-        Implementation::Reference if cuda && op.tf32_reference() => {
+        Implementation::Reference if cuda && format == Format::F32 && op.tf32_reference() => {
             (Path::Reference, Products::Tf32)
         }
         Implementation::Reference if cuda && format != Format::F32 => {
@@ -306,7 +307,7 @@ impl Gate<'_> {
             })
         };
 
-        let (first, findings) = execute::audited(run);
+        let (first, findings) = audited(run);
         self.report.ran(Check::Written);
         self.report.ran(Check::Guards);
         for (check, error) in findings {

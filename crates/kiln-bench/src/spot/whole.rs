@@ -72,7 +72,8 @@ fn blocks(
         let (mut error, mut size) = (0.0, 0.0);
         for at in rows.clone().flat_map(|row| columns.clone().map(move |j| row * width + j)) {
             let x = wanted.at(at);
-            if x.abs() < largest {
+            // Also where it is not a number, which is within nothing.
+            if x.is_nan() || x.abs() < largest {
                 error += (found.at(at) - x).powi(2);
                 size += x * x;
             }

@@ -68,7 +68,7 @@ impl Format {
 
 /// 2^`exponent`, of any exponent that these formats have.
 fn power(exponent: i32) -> f64 {
-    2f64.powi(exponent)
+    f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
 /// The exponent of `x`: 2^exponent ≤ |x| < 2^(exponent + 1); that of 0 is very small.
