@@ -2,7 +2,7 @@
 
 use super::product::WgmmaTile;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, order};
-use crate::tile::problem::{Dual, Problem};
+use crate::tile::problem::{Dual, Problem, Triangle};
 
 /// The settings of a launch.
 pub(super) struct Plan {
@@ -48,8 +48,10 @@ pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Pla
     if p.triangles.masked() {
         // Square tiles: wider ones would compute more above the diagonal than they gain. Two cubes on
         // a multiprocessor hide the stores of these short sums (16·1024² in bf16 on an H200: 32.3 µs
-        // with one, 29.8 with two).
-        return Plan::new(WgmmaTile::two(ROWS), 1, blocks);
+        // with one, 29.8 with two), but where A is upper the kernel takes 157 registers, and one fits.
+        let two = p.triangles.a == Triangle::Lower;
+        let tile = if two { WgmmaTile::two(ROWS) } else { WgmmaTile::new(ROWS) };
+        return Plan::new(tile, 1, blocks);
     }
     let mut best: Option<(f64, Plan)> = None;
     let mut offer = |cost: f64, plan: Plan| {
