@@ -102,7 +102,7 @@ pub struct Watch {
 impl Watch {
     /// Begins to sample the board of `device`; none where there is no `nvidia-smi` or the device is no board.
     pub fn begin(device: &Device) -> Option<Self> {
-        let id = device.identity()?.physical?.pci_address?.to_string();
+        let id = kiln_ops::device::pci_address(device)?;
         let log = tempfile::tempfile().ok()?;
         let sampler =
             query(&id, SAMPLED).args(["-lms", EVERY]).stdout(log.try_clone().ok()?).spawn().ok()?;

@@ -1,7 +1,11 @@
 //! What the device can do at best, measured in the same run.
 
+#[cfg(feature = "cube")]
 use super::timer;
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device};
+#[cfg(feature = "cube")]
+use burn::tensor::{Distribution, Tensor};
+#[cfg(feature = "cube")]
 use kiln_ops::rms_norm::rms_norm;
 use serde::{Deserialize, Serialize};
 

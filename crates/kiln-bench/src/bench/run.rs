@@ -124,7 +124,7 @@ impl Run {
         }
         Self {
             device: device::name(device),
-            gpu: device.identity().map_or_else(|| "CPU".into(), |identity| identity.name),
+            gpu: device::part(device),
             date: time::OffsetDateTime::now_utc().date().to_string(),
             command,
             versions,

@@ -78,6 +78,27 @@ pub fn kind(device: &Device) -> String {
     name(device)
 }
 
+/// What a part calls itself: `NVIDIA H200`, `CPU` where no kernels run.
+pub fn part(device: &Device) -> String {
+    #[cfg(feature = "cube")]
+    if let Some(client) = client(device) {
+        return client.properties().identity.name.clone();
+    }
+    let _ = device;
+    "CPU".into()
+}
+
+/// Address of a card on its bus, as `nvidia-smi` takes it; none where there is no card.
+pub fn pci_address(device: &Device) -> Option<String> {
+    #[cfg(feature = "cube")]
+    if let Some(client) = client(device) {
+        let card = client.properties().identity.physical.as_ref()?;
+        return Some(card.pci_address.as_ref()?.to_string());
+    }
+    let _ = device;
+    None
+}
+
 /// The kind of a device of a runtime, `cuda` or `wgpu`, by the name that the part gives itself.
 #[cfg(feature = "cube")]
 pub(super) fn kind_of(runtime: &str, part: &str) -> String {

@@ -10,7 +10,7 @@ mod facts;
 pub(crate) use facts::client;
 #[cfg(feature = "cube")]
 pub use facts::{Hardware, hardware};
-pub use facts::{is_cube, is_cuda, kind, memory, name};
+pub use facts::{is_cube, is_cuda, kind, memory, name, part, pci_address};
 
 use burn::tensor::Device;
 
