@@ -126,6 +126,7 @@ pub(crate) struct Problem {
     /// The result is known to be symmetric: a family may make half of it.
     pub(crate) symmetric: bool,
     /// C stands where the result goes.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) in_place: bool,
     /// The result is stored transposed.
     pub(crate) transposed: bool,

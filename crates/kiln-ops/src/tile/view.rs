@@ -39,6 +39,7 @@ pub(crate) struct Operand {
 
 impl MatrixView {
     /// A single matrix.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn single(tensor: CubeTensor) -> Self {
         Self::new(tensor, &[])
     }
@@ -49,6 +50,7 @@ impl MatrixView {
     }
 
     /// Whether both are row-major or both column-major; copies them into row-major ones if not.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn same_order(a: &mut Self, b: &mut Self) {
         if a.order != b.order {
             for view in [a, b] {
