@@ -32,8 +32,8 @@ pub struct Args {
     #[arg(long)]
     dtype: Option<String>,
     /// Bursts of each implementation.
-    #[arg(long, default_value_t = 12)]
-    rounds: usize,
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or simt.
     #[arg(long, value_parser = kiln_bench::gate::family)]
     tiles: Option<&'static str>,
@@ -115,6 +115,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let scale = args.shapes.to_possible_value().expect("no variant is skipped");
         bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
     }
+    if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
+        bail!("--data: {} is no folder", folder.display());
+    }
     let opened = device::open(&args.device)?;
     eprintln!("device: {}", opened.why);
     let dtype = match args.dtype.as_deref() {
@@ -133,7 +136,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         OnePass::Backward => Pass::Backward,
         OnePass::Both => Pass::Both,
     });
-    let (rounds, family, data) = (args.rounds.max(1), args.tiles, args.data);
+    let (rounds, family, data) = (args.rounds as usize, args.tiles, args.data);
     let plan = Plan { scale, dtype, rounds, family, pass, data };
     let mut run = Run::new(&opened.device, command());
     let watch = Watch::begin(&opened.device);
