@@ -6,25 +6,29 @@
 //! them anyway, in the memory of its own gradient.
 
 use super::OP;
-use crate::exponential::sigmoid;
 use crate::launch;
 use crate::swiglu::kernel::{self as gates, Gradients};
-use crate::tile::epilogue::Epilogue;
 use crate::tile::{self, Family, Product, dual, view};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 /// silu(gate) · up of the two products of the input.
 struct SiluGate;
 
-#[cube]
-impl Epilogue for SiluGate {
-    fn join(gate: f32, up: f32, #[comptime] ptx: bool) -> f32 {
-        let s = sigmoid::<Const<1>>(Vector::new(gate), ptx);
-        gate * s.extract(0usize) * up
+#[cfg(feature = "cuda")]
+mod epilogue {
+    use crate::exponential::sigmoid;
+    use crate::tile::epilogue::Epilogue;
+    use cubecl::prelude::*;
+
+    #[cube]
+    impl Epilogue for super::SiluGate {
+        fn join(gate: f32, up: f32, #[comptime] ptx: bool) -> f32 {
+            let s = sigmoid::<Const<1>>(Vector::new(gate), ptx);
+            gate * s.extract(0usize) * up
+        }
     }
 }
 

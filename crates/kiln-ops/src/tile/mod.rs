@@ -15,7 +15,7 @@ pub(crate) mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_cuda.rs"]
 pub(crate) mod cuda;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // tensor cores alone have one
+#[cfg(feature = "cuda")]
 pub(crate) mod epilogue;
 mod family;
 mod finish;

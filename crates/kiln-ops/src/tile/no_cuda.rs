@@ -8,7 +8,7 @@ pub(super) fn takes(_: &mut Problem, _: Family, _: Option<&CubeTensor>) -> bool 
     false
 }
 
-pub(super) fn run(problem: &Problem, family: Family, _: &CubeTensor) {
+pub(super) fn run(problem: &Problem, family: Family, _: bool, _: &CubeTensor) {
     unreachable!("{}: {family} is not part of this build", problem.op)
 }
 
@@ -23,10 +23,9 @@ pub(super) fn holds(_: &CubeTensor) -> bool {
 pub(crate) mod dual {
     //! Never asked for: [`dual_runs`](crate::tile::dual_runs) is false.
 
-    use crate::tile::epilogue::Epilogue;
     use burn_cubecl::tensor::CubeTensor;
 
-    pub(crate) fn joined<Ep: Epilogue>(
+    pub(crate) fn joined<Ep>(
         op: &'static str,
         _: CubeTensor,
         _: [CubeTensor; 2],

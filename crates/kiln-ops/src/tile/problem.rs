@@ -125,9 +125,6 @@ pub(crate) struct Problem {
     pub(crate) triangles: Triangles,
     /// The result is known to be symmetric: a family may make half of it.
     pub(crate) symmetric: bool,
-    /// C stands where the result goes.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) in_place: bool,
     /// The result is stored transposed.
     pub(crate) transposed: bool,
 }
@@ -147,7 +144,6 @@ impl Problem {
             alpha: Alpha::new(1.0),
             triangles: Triangles::default(),
             symmetric: false,
-            in_place: false,
             transposed: false,
         }
     }

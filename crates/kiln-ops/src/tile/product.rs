@@ -92,6 +92,7 @@ impl Product {
         }
         let (op, name, dtype, given) = (self.op, self.name, self.dtype, self.out.clone());
         let (wanted, precision, like) = (self.family, self.precision, self.a.clone());
+        let in_place = self.in_place;
         let mut problem = self.problem(&shape);
         let client = &like.client;
         let high = like.dtype == DType::F32 && precision == F32Precision::High;
@@ -119,7 +120,7 @@ impl Product {
             if family == Family::Wgmma {
                 thin::turn(&mut problem, client);
             }
-            cuda::run(&problem, family, &out);
+            cuda::run(&problem, family, in_place, &out);
             return out;
         }
         let out = given.unwrap_or_else(|| launch::output(&like, op, name, shape, dtype));
@@ -149,7 +150,6 @@ impl Product {
             alpha: self.alpha,
             triangles: self.triangles,
             symmetric: self.symmetric,
-            in_place: self.in_place,
             ..Problem::new(self.op, a, b)
         };
         problem.fold();

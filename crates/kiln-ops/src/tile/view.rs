@@ -38,25 +38,9 @@ pub(crate) struct Operand {
 }
 
 impl MatrixView {
-    /// A single matrix.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn single(tensor: CubeTensor) -> Self {
-        Self::new(tensor, &[])
-    }
-
     /// Whether columns of one row stand side by side.
     pub(crate) fn row_major(&self) -> bool {
         self.order == Order::RowMajor
-    }
-
-    /// Whether both are row-major or both column-major; copies them into row-major ones if not.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn same_order(a: &mut Self, b: &mut Self) {
-        if a.order != b.order {
-            for view in [a, b] {
-                *view = Self::single(into_contiguous(view.tensor.clone()));
-            }
-        }
     }
 
     /// `tensor`, of rank 2 or more, as operand of a batch of products whose leading dimensions are `leading`

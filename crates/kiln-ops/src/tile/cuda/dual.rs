@@ -6,6 +6,7 @@ use crate::tile::epilogue::{Epilogue, Plain};
 use crate::tile::problem::{Dual, Problem, Second};
 use crate::tile::view::MatrixView;
 use burn::tensor::Shape;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 /// A·B₀ and A·B₁ as `[2, M, N]` if `keep`, and what `Ep` makes of them as `[M, N]`, of matrices of 16 bits
@@ -20,7 +21,7 @@ pub(crate) fn joined<Ep: Epilogue>(
     let [m, n] = [a.meta.shape()[0], b.meta.shape()[1]];
     let joined = output("joined", Shape::new([m, n]));
     let products = keep.then(|| output("products", Shape::new([2, m, n])));
-    let a = MatrixView::single(a.clone());
+    let a = single(a.clone());
     let second = (second, Dual::Joined { keep }, Some(joined.clone()));
     run::<Ep>(op, a, b, second, products.as_ref().unwrap_or(&joined));
     (products, joined)
@@ -39,6 +40,10 @@ pub(crate) fn sum(
     out
 }
 
+fn single(matrix: CubeTensor) -> MatrixView {
+    MatrixView::new(matrix, &[])
+}
+
 fn run<Ep: Epilogue>(
     op: &'static str,
     a: MatrixView,
@@ -46,11 +51,13 @@ fn run<Ep: Epilogue>(
     (second, dual, joined): (CubeTensor, Dual, Option<CubeTensor>),
     out: &CubeTensor,
 ) {
-    let [mut b, mut second] = [b, second].map(MatrixView::single);
-    MatrixView::same_order(&mut b, &mut second);
+    let [mut b, mut second] = [b, second].map(single);
+    if b.order != second.order {
+        [b, second] = [b, second].map(|view| single(into_contiguous(view.tensor)));
+    }
     let mut problem = Problem::new(op, a, b);
     for view in [&mut problem.a, &mut problem.b, &mut second] {
         aligned(view);
     }
-    wgmma::run::<Ep>(&problem, Some(&Second { b: second, dual, joined }), out);
+    wgmma::run::<Ep>(&problem, Some(&Second { b: second, dual, joined }), false, out);
 }

@@ -39,10 +39,11 @@ fn aligned(view: &mut MatrixView) -> bool {
     view.aligned()
 }
 
-/// Runs a problem that a tensor-core family [takes](takes); `out` has rows aligned to 16 bytes.
-pub(super) fn run(problem: &Problem, family: Family, out: &CubeTensor) {
+/// Runs a problem that a tensor-core family [takes](takes); `out` has rows aligned to 16 bytes,
+/// and holds C if `in_place`.
+pub(super) fn run(problem: &Problem, family: Family, in_place: bool, out: &CubeTensor) {
     match family {
-        Family::Wgmma => wgmma::run::<Plain>(problem, None, out),
+        Family::Wgmma => wgmma::run::<Plain>(problem, None, in_place, out),
         Family::MmaTma => mma::run(problem, out, true),
         Family::Mma | Family::Simt => mma::run(problem, out, false),
     }

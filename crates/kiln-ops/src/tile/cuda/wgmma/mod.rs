@@ -32,7 +32,12 @@ fn group(tiles_n: usize) -> u32 {
 
 /// Makes `out`, whose rows are aligned to 16 bytes. Of joined products it is `[2, M, N]`, or anything if they
 /// are not kept.
-pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out: &CubeTensor) {
+pub(super) fn run<Ep: Epilogue>(
+    problem: &Problem,
+    second: Option<&Second>,
+    in_place: bool,
+    out: &CubeTensor,
+) {
     let client = &out.client;
     let p = problem;
     let dual = second.map_or(Dual::None, |second| second.dual);
@@ -60,7 +65,7 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
         scheduler.group = group(tiles_n);
     }
     let (a, b, float) = (p.a.order, p.b.order, Float16::of(p.a.tensor.dtype));
-    let store = store(p, split, target.dtype);
+    let store = store(p, split, in_place, target.dtype);
     let product = WgmmaProduct { tile, float, a, b, store, scheduler, dual };
     let places = match p.symmetric {
         true => order::symmetric_tiles(p.m, columns),
@@ -123,7 +128,7 @@ pub(super) fn run<Ep: Epilogue>(problem: &Problem, second: Option<&Second>, out:
 }
 
 /// How the result is finished and stored, or a part of it.
-fn store(problem: &Problem, part: bool, dtype: DType) -> WgmmaStore {
+fn store(problem: &Problem, part: bool, in_place: bool, dtype: DType) -> WgmmaStore {
     let mut linear = Linear::of(problem, part);
     let stored = match dtype {
         DType::F32 => Stored::F32,
@@ -132,7 +137,7 @@ fn store(problem: &Problem, part: bool, dtype: DType) -> WgmmaStore {
     // What stands where the result goes is added on the way there, once: no second reader.
     let transposed = problem.transposed;
     let straight = !problem.symmetric && !transposed;
-    let once = problem.in_place && problem.beta() == 1.0 && straight;
+    let once = in_place && problem.beta() == 1.0 && straight;
     let accumulate = linear.add && once && dtype == DType::F32;
     linear.add &= !accumulate;
     WgmmaStore { linear, stored, accumulate, transposed }
