@@ -60,6 +60,11 @@ impl HostTensor {
     }
 }
 
+/// Σ y·dy in f32: a scalar whose gradient at `y` is `dy`.
+pub(crate) fn weighted(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
+    (y.cast(DType::F32) * dy.cast(DType::F32)).sum()
+}
+
 /// Box and Muller.
 fn normal(rng: &mut impl Rng, spare: &mut Option<f64>) -> f64 {
     if let Some(value) = spare.take() {

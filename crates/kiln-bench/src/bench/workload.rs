@@ -422,14 +422,10 @@ fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
     if kiln_ops::device::is_cube(&y.device()) {
         return super::pull::pull(y, dy);
     }
-    weighted(y, dy)
+    host::weighted(y, dy)
 }
 
 #[cfg(not(feature = "cube"))]
 fn pull(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
-    weighted(y, dy)
-}
-
-fn weighted(y: Tensor<1>, dy: Tensor<1>) -> Tensor<1> {
-    (y.cast(DType::F32) * dy.cast(DType::F32)).sum()
+    host::weighted(y, dy)
 }

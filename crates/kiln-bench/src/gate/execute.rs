@@ -150,7 +150,32 @@ pub(super) fn kernels(
     layout: Layout,
     device: &Device,
 ) -> Result<Vec<HostTensor>, String> {
-    caught(|| policy::force(Implementation::Fused, || by_kernels(op, data, dtype, layout, device)))
+    let run = || {
+        let inputs = upload(op, data, dtype, layout, false, device);
+        let outputs = op.spec().outputs.iter().zip(&data.cotangents);
+        let cotangents: Vec<Tensor<1>> = outputs
+            .map(|(output, cotangent)| {
+                let dtype = if output.f32 { DType::F32 } else { dtype };
+                let n = cotangent.values.len();
+                let flat = TensorData::new(cotangent.values.clone(), [n]).convert_dtype(dtype);
+                Tensor::from_data(flat, (device, dtype))
+            })
+            .collect();
+        if cotangents.is_empty() {
+            return Ok(vec![]);
+        }
+        let inputs = with_saved(op, inputs, &data.attributes);
+        let call = Call { inputs: &inputs, attributes: &data.attributes };
+        let Some(kernels) = op.backward_kernels(&call, &cotangents) else { return Ok(vec![]) };
+        let gradients = op.gradients(&call, &cotangents, kernels);
+        if gradients.len() != data.gradients.len() {
+            let (found, expected) = (gradients.len(), data.gradients.len());
+            return Err(format!("the backward kernels return {found} gradients, not {expected}"));
+        }
+        let pairs = gradients.iter().zip(&data.gradients);
+        pairs.map(|(gradient, expected)| read(gradient, &expected.shape)).collect()
+    };
+    caught(|| policy::force(Implementation::Fused, run))
 }
 
 /// A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.
@@ -188,38 +213,6 @@ fn read<const D: usize>(tensor: &Tensor<D>, expected: &[usize]) -> Result<HostTe
     Ok(HostTensor::new(shape, values))
 }
 
-fn by_kernels(
-    op: &dyn Operator,
-    data: &Data,
-    dtype: DType,
-    layout: Layout,
-    device: &Device,
-) -> Result<Vec<HostTensor>, String> {
-    let inputs = upload(op, data, dtype, layout, false, device);
-    let outputs = op.spec().outputs.iter().zip(&data.cotangents);
-    let cotangents: Vec<Tensor<1>> = outputs
-        .map(|(output, cotangent)| {
-            let dtype = if output.f32 { DType::F32 } else { dtype };
-            let n = cotangent.values.len();
-            let flat = TensorData::new(cotangent.values.clone(), [n]).convert_dtype(dtype);
-            Tensor::from_data(flat, (device, dtype))
-        })
-        .collect();
-    if cotangents.is_empty() {
-        return Ok(vec![]);
-    }
-    let inputs = with_saved(op, inputs, &data.attributes);
-    let call = Call { inputs: &inputs, attributes: &data.attributes };
-    let Some(kernels) = op.backward_kernels(&call, &cotangents) else { return Ok(vec![]) };
-    let gradients = op.gradients(&call, &cotangents, kernels);
-    if gradients.len() != data.gradients.len() {
-        let (found, expected) = (gradients.len(), data.gradients.len());
-        return Err(format!("the backward kernels return {found} gradients, not {expected}"));
-    }
-    let pairs = gradients.iter().zip(&data.gradients);
-    pairs.map(|(gradient, expected)| read(gradient, &expected.shape)).collect()
-}
-
 fn run(
     op: &dyn Operator,
     data: &Data,
@@ -241,7 +234,7 @@ fn run(
             let cotangent = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
             let f32 = TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
             let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
-            (output.cast(DType::F32) * cotangent).sum()
+            host::weighted(output, cotangent)
         });
         let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
         let grads = loss.backward();

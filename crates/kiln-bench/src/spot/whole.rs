@@ -119,10 +119,10 @@ fn reference<O: Operator + ?Sized>(op: &O, spot: &Spot<'_>) -> Result<Vec<Tensor
     if !backward {
         return Ok(outputs);
     }
-    let pulls = outputs.into_iter().zip(spot.cotangents).map(|(y, dy)| {
-        let dy = dy.clone().cast(DType::F32).autodiff();
-        (y * dy).sum()
-    });
+    let pulls = outputs
+        .into_iter()
+        .zip(spot.cotangents)
+        .map(|(y, dy)| host::weighted(y, dy.clone().autodiff()));
     let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
     let gradients = host::gradients(&inputs, &loss.backward())?;
     Ok(gradients.into_iter().map(|gradient| gradient.flatten(0, 1)).collect())
