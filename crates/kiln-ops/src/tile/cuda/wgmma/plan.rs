@@ -49,8 +49,7 @@ pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Pla
         // Square tiles: wider ones would compute more above the diagonal than they gain. Two cubes on
         // a multiprocessor hide the stores of these short sums (16·1024² in bf16 on an H200: 32.3 µs
         // with one, 29.8 with two), but where A is upper the kernel takes 157 registers, and one fits.
-        let two = p.triangles.a == Triangle::Lower;
-        let tile = if two { WgmmaTile::two(ROWS) } else { WgmmaTile::new(ROWS) };
+        let tile = WgmmaTile::two(ROWS);
         return Plan::new(tile, 1, blocks);
     }
     let mut best: Option<(f64, Plan)> = None;
