@@ -2,7 +2,7 @@
 
 use super::product::WgmmaTile;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, order};
-use crate::tile::problem::{Dual, Problem, Triangle};
+use crate::tile::problem::{Dual, Problem};
 
 /// The settings of a launch.
 pub(super) struct Plan {
