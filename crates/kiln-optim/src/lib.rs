@@ -1,8 +1,8 @@
 //! Optimizers for language models on Burn modules: rules for groups of parameters and a state that is
 //! saved by the names of the parameters, and clipping by the global gradient norm.
 //!
-//! [`Optimizer`] walks the module, groups its parameters by rule and shape, and keeps their state; a
-//! [`Rule`] is a formula on the tensors of one such batch: AdamW.
+//! [`Optimizer`] walks the module, puts its parameters into groups, and keeps their state; a [`Rule`] is the
+//! formula of a group: AdamW.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {

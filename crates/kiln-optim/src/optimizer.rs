@@ -1,8 +1,8 @@
-//! One step of all parameters of a module: they are taken out of it, put into batches of one group and one
-//! shape, moved batch by batch by the rule of their group, and put back.
+//! One step of all parameters of a module: they are taken out of it, put into batches, moved batch by batch
+//! by the rule of their group, and put back.
 //!
-//! Batches are what a rule that works on many matrices at once needs (Newton-Schulz on a stack, one launch
-//! for all parameters); a rule that does not moves them one after the other.
+//! A batch is what a rule that works on many matrices at once wants, those of one group and one shape; or one
+//! parameter.
 
 use crate::groups::{GroupIndex, Groups, Settings};
 use crate::names::{Names, Naming};
@@ -108,7 +108,7 @@ impl Optimizer {
     }
 }
 
-/// Parameters that were taken out of the module, by group and shape.
+/// Parameters that were taken out of the module.
 #[derive(Default)]
 struct Batches {
     /// In the order in which the walk met them.
@@ -117,11 +117,21 @@ struct Batches {
 }
 
 impl Batches {
-    fn push<const D: usize>(&mut self, group: GroupIndex, shape: Shape, taken: Taken<D>) {
-        let index = *self.index.entry((group, shape)).or_insert_with(|| {
+    /// Beside those of its group and shape, if they are `joined`; else in a batch of its own.
+    fn push<const D: usize>(
+        &mut self,
+        (group, joined): (GroupIndex, bool),
+        shape: Shape,
+        taken: Taken<D>,
+    ) {
+        let new = self.list.len();
+        let index = match joined {
+            true => *self.index.entry((group, shape)).or_insert(new),
+            false => new,
+        };
+        if index == new {
             self.list.push((group, Box::new(Batch::<D>(Vec::new()))));
-            self.list.len() - 1
-        });
+        }
         let batch = self.list[index].1.as_any().downcast_mut::<Batch<D>>();
         batch.expect("one shape has one rank").0.push(taken);
     }
@@ -137,7 +147,7 @@ struct Taken<const D: usize> {
     checkpointing: Option<burn::tensor::GradientCheckpointingStrategy>,
 }
 
-/// Parameters of one group and one shape.
+/// Parameters of one group and one shape, or one.
 struct Batch<const D: usize>(Vec<Taken<D>>);
 
 /// Parameters by id, each a `Param<Tensor<D>>` of its own rank.
@@ -201,13 +211,15 @@ impl ModuleMapper for Gather<'_> {
         };
         let name = self.names.name();
         let group = self.groups.of(&param.id, &name);
-        let state = self.state.take(&name, self.groups.settings(group).rule.state());
+        let rule = &self.groups.settings(group).rule;
+        let state = self.state.take(&name, rule.state());
+        let place = (group, rule.joins());
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
         let (id, parameter, mapper) = param.consume();
         let checkpointing = parameter.gradient_checkpointing_strategy();
         let member = Member { value: parameter.inner(), grad, state };
         let taken = Taken { id, name, member, mapper, checkpointing };
-        self.batches.push(group, shape.clone(), taken);
+        self.batches.push(place, shape.clone(), taken);
         let taken = |_: &_, _| unreachable!("a parameter is put back before anybody looks at it");
         Param::uninitialized(id, taken, device, true, shape)
     }

@@ -49,7 +49,15 @@ impl Rule {
         }
     }
 
-    /// One step of parameters of one shape; they come back in their order.
+    /// Whether it moves parameters of one shape together. What moves each by itself has them in the order of the
+    /// module: Burn's fusion leaves the operations of equal shapes that follow each other apart, launch by launch.
+    pub(crate) fn joins(&self) -> bool {
+        match self {
+            Self::AdamW(_) => false,
+        }
+    }
+
+    /// One step of a batch; they come back in their order.
     pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
         match self {
             Self::AdamW(config) => {
