@@ -240,6 +240,7 @@ def time_together(peers, which, sets, cotangents, rounds):
             # A burst that went through a part of the sets would find that part in the cache.
             length = max(len(sets), min(CALLS, int(BURST_MS / max(1e-4, few))))
             length = len(sets) if call.restore else length
+            # What is recorded reads the inputs and graphs of `call`, which have to stay.
             run, recorded = record(call, length, pool)
             # Recorded calls are repeated to fill a burst, unless they write over their inputs.
             times = 1 if call.restore or not recorded else math.ceil(BURST_MS / max(1e-3, burst(run)))
@@ -247,11 +248,11 @@ def time_together(peers, which, sets, cotangents, rounds):
             print(f"{name}: not enough memory")
             continue
         rows[name] = {"recorded": recorded, "peak_mib": peak}
-        runs.append((run, length, times, call.restore, []))
+        runs.append((run, length, times, call, []))
     for _ in range(rounds):
-        for run, length, times, restore, found in runs:
-            if restore:
-                restore()
+        for run, length, times, call, found in runs:
+            if call.restore:
+                call.restore()
             # Bursts without pauses heat the board up to its limit and time that.
             time.sleep(PAUSE)
             found.append(burst(lambda: [run() for _ in range(times)]) / (length * times) * 1e3)
@@ -375,12 +376,14 @@ def main(ops):
     # The default stream cannot be recorded, and a backward runs on the stream of its forward.
     torch.cuda.set_stream(torch.cuda.Stream())
     watch = Watch()
+    rows = []
     try:
-        rows = list(measure(ops, args))
+        rows.extend(measure(ops, args))
     finally:
+        # An implementation that breaks the device ends the run; what was timed before is kept.
         run["board"] = watch.end()
-    run["rows"] = rows
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(run, file, indent=1, ensure_ascii=False)
-            file.write("\n")
+        run["rows"] = rows
+        if args.json and rows:
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump(run, file, indent=1, ensure_ascii=False)
+                file.write("\n")

@@ -109,18 +109,20 @@ fn fused<N: Number>(like: &[N]) -> bool {
     like.first().is_none_or(|x| x.path() == Path::Fused)
 }
 
-/// xᵀ·g: the kernels add up over all rows in f32, the reference rounds what each chunk adds.
+/// xᵀ·g: the kernels add up over all rows, the reference rounds what each chunk adds. Both add in f32.
 fn of_weight<N: Number>(x: &[N], grad: &[N], [rows, width, classes]: [usize; 3]) -> Vec<N> {
     let part = |from: usize, to: usize| {
         let (x, grad) = (&x[from * width..to * width], &grad[from * classes..to * classes]);
         product(x, grad, width, to - from, classes, true, false)
     };
     let step = if fused(x) { rows.max(1) } else { CHUNK };
-    let parts = (0..rows).step_by(step).map(|from| part(from, rows.min(from + step)));
-    let add = |sum: Vec<N>, part: Vec<N>| {
-        sum.into_iter().zip(part).map(|(a, b)| (a.stored() + b.stored()).stored()).collect()
-    };
-    parts.reduce(add).unwrap_or_default()
+    let mut parts: Vec<Vec<N>> =
+        (0..rows).step_by(step).map(|from| part(from, rows.min(from + step))).collect();
+    if parts.len() < 2 {
+        return parts.pop().unwrap_or_default();
+    }
+    let of_chunks = |i: usize| N::sum(parts.iter().map(|part| part[i].stored()));
+    (0..width * classes).map(of_chunks).collect()
 }
 
 /// g·Wᵀ, with what the softmax of a row has in common outside of the sums: its errors do not average out in

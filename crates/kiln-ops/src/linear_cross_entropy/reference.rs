@@ -2,7 +2,7 @@
 
 use crate::cross_entropy::{CrossEntropyOptions, reference::sum_and_count};
 use crate::precision::matmul;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 /// Rows whose logits stand in memory at once.
 pub(crate) const CHUNK: usize = 1024;
@@ -14,10 +14,12 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
-    let rows = x.dims()[0];
+    let (rows, dtype) = (x.dims()[0], x.dtype());
+    // So that the gradients of the chunks are added up in f32.
+    let weight = weight.cast(DType::F32);
     let chunk = |start: usize| {
         let length = CHUNK.min(rows - start);
-        let logits = matmul(x.clone().narrow(0, start, length), weight.clone());
+        let logits = matmul(x.clone().narrow(0, start, length), weight.clone().cast(dtype));
         sum_and_count(logits, targets.clone().narrow(0, start, length), options)
     };
     let (sum, count) = (0..rows)
