@@ -59,7 +59,8 @@ fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
 
 fn mask(attributes: &Attributes, width: usize) -> (bool, f64) {
     let causal = attributes.flag("causal");
-    let options = AttentionOptions { causal, scale: attributes.optional("scale") };
+    let scale = attributes.optional("scale");
+    let options = AttentionOptions { causal, scale, ..Default::default() };
     (causal, options.scale_for(width))
 }
 
@@ -72,6 +73,7 @@ impl Operator for Row {
         let options = AttentionOptions {
             causal: call.attributes.flag("causal"),
             scale: call.attributes.optional("scale"),
+            ..Default::default()
         };
         let y = attention(call.float::<4>(0), call.float::<4>(1), call.float::<4>(2), options)?;
         Ok(vec![y.flatten(0, 3)])

@@ -9,6 +9,8 @@
 
 #[cfg(feature = "oracle")]
 pub mod oracle;
+#[cfg(feature = "cube")]
+pub(crate) mod problem;
 pub mod reference;
 
 use crate::check::Check;
@@ -22,11 +24,15 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// Factor on the scores; D^-½ if none is given.
     pub scale: Option<f64>,
+    /// A query sees only so many of the last keys that it would see, at least 1. With `causal` only.
+    pub window: Option<usize>,
+    /// c·tanh(s/c) in place of the scaled score s, c above 0.
+    pub softcap: Option<f64>,
 }
 
 impl Default for AttentionOptions {
     fn default() -> Self {
-        Self { causal: true, scale: None }
+        Self { causal: true, scale: None, window: None, softcap: None }
     }
 }
 
