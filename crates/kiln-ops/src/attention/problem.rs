@@ -2,7 +2,6 @@
 
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 /// `[B, H, T, D]`, a head's elements next to each other, everything else at any distance. Heads may be a part of
 /// those of a wider tensor, `[B, T, (H + 2·Hkv)·D]` for instance: `first` is the first of them.
