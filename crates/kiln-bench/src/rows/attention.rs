@@ -222,7 +222,7 @@ impl Operator for Row {
             case([1, 2, 1, 33, 65, 128]),
             case([1, 1, 1, 20, 35, 256]),
             // Scores of ±100 and more.
-            case([1, 2, 1, 50, 50, 32]).with("scale", 20),
+            case([1, 2, 1, 50, 50, 32]).with("scale", 8),
             case([1, 2, 1, 140, 140, 24]).with("window", 33),
             case([1, 2, 1, 40, 70, 32]).with("window", 1),
             case([1, 2, 1, 45, 45, 32]).with("softcap", 1.5).with("scale", 0.5),

@@ -46,6 +46,13 @@ pub struct Settings {
     family: Option<Family>,
 }
 
+impl Settings {
+    /// For H and Hkv heads, on the kernels that this thread has forced.
+    pub fn new(heads: [usize; 2], options: AttentionOptions) -> Self {
+        Self { heads, options, family: tile::forced() }
+    }
+}
+
 /// A call.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion)]
@@ -312,7 +319,7 @@ impl<B: AttentionOps + AttentionGradOps, C: CheckpointStrategy> AttentionOps for
 /// Of what a forward whose gradients are wanted leaves.
 const KEPT: &str = "the forward kept it";
 
-/// A call on the kernels that this thread has forced.
+/// A call with or without documents.
 fn call(
     of: Heads<Dispatch>,
     heads: [usize; 2],
@@ -323,7 +330,7 @@ fn call(
         Some(documents) => Bounds::Documents(documents.bounds.clone().into_dispatch()),
         None => Bounds::None,
     };
-    Attention { of, bounds, settings: Settings { heads, options, family: tile::forced() } }
+    Attention { of, bounds, settings: Settings::new(heads, options) }
 }
 
 fn separate(

@@ -212,7 +212,14 @@ impl<N: Number> Query<N> {
         };
         let dp: Vec<N> = self.seen.clone().map(dp).collect();
         let pulled: Vec<N> = e.iter().zip(&dp).map(|(e, dp)| *e * *dp).collect();
-        let delta = (N::sum(pulled.iter().copied()) * self.inverse).of_row();
+        let mut delta = N::sum(pulled.iter().copied()) * self.inverse;
+        if delta.path() == Path::Fused {
+            // Kernels have it as dy·y, of the y that is stored.
+            let y = (0..d.width).map(|i| N::dot(e.iter().copied().zip(self.column(v, i))));
+            let stored = y.map(|y| (y * self.inverse).storing());
+            delta = delta + N::dot(dy.iter().copied().zip(stored));
+        }
+        let delta = delta.of_row();
         // Burn's way is four operations longer.
         let ds = |(e, dp): (&N, &N)| (self.probability(*e) * (*dp - delta) * scale).off_by(8.0);
         let gradients = self.sloped(e.iter().zip(&dp).map(ds).collect());

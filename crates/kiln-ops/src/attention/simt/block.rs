@@ -297,7 +297,8 @@ pub(super) fn store<E: Float, N: Size>(
 ) {
     let (across, down) = comptime!((tile.across(), tile.down()));
     let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
-    let (columns, size) = comptime!((tile.columns(), N::value()));
+    let columns = comptime!(tile.columns());
+    let size = N::value();
     #[unroll]
     for i in 0..tile.unit_own {
         let row = row + place(ty, i, down);
