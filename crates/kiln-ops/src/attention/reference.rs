@@ -17,6 +17,9 @@ pub fn attention(
     let [_, kv_heads, keys, _] = k.dims();
     let group = heads / kv_heads;
     let scale = options.scale_for(width);
+    if q.shape().num_elements() == 0 {
+        return q;
+    }
 
     // The queries of one key head stand below each other, so that no key is repeated.
     let q = q.reshape([batch, kv_heads, group * queries, width]);

@@ -17,9 +17,8 @@ const SIZES: [usize; 4] = [2, 8, 4, 2048];
 fn widths(dtype: DType, family: Family) -> &'static [usize] {
     match (dtype, family) {
         (DType::F32, Family::Simt) => &[33, 64, 128, 256],
-        (_, Family::Simt) => &[64, 128],
-        (DType::F32, _) => &[],
-        _ => &[16, 32, 48, 64, 80, 96, 128, 160, 192, 256],
+        (_, Family::Simt) => &[64],
+        _ => &[],
     }
 }
 
@@ -46,7 +45,7 @@ pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         for width in widths {
             of(*width, plain, false, false, "");
         }
-        if !widths.is_empty() {
+        if !widths.is_empty() && (family != Family::Simt || dtype == DType::F32) {
             of(64, all, false, false, " all");
             of(64, cut, false, true, " window softcap packed");
             of(64, plain, true, false, " documents");
