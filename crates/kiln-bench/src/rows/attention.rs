@@ -194,7 +194,7 @@ impl Operator for Row {
             1 => case.with("window", window),
             _ => case,
         };
-        if number / 4 % 4 == 0 { case.with("softcap", 2.5) } else { case }
+        if (number / 4).is_multiple_of(4) { case.with("softcap", 2.5) } else { case }
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -30,7 +30,6 @@ pub fn attention(
     }
     let device = scores.device().inner();
     if let Some(hidden) = hidden([queries, keys], documents, options, &device) {
-        let hidden = if scores.is_autodiff() { hidden.autodiff() } else { hidden };
         let hidden = hidden.unsqueeze::<4>().expand([batch * kv_heads, group, queries, keys]);
         scores = scores.mask_fill(hidden, -1e30);
     }
