@@ -13,6 +13,10 @@ pub enum Kind {
     Above(f64),
     /// A finite number, or the default text, which stands for a value that depends on the shapes.
     Optional,
+    /// A finite number above this, or the default text.
+    OptionalAbove(f64),
+    /// An integer of at least this, or the default text.
+    OptionalInteger(i64),
     /// An integer.
     Integer,
     /// An integer of at least this.
@@ -108,13 +112,24 @@ impl Attribute {
             Kind::Above(least) => in_range(|v, b| v > b, least)
                 .map(Some)
                 .ok_or_else(|| format!("a number above {least}")),
-            Kind::Optional if text == self.default => Ok(None),
+            Kind::Optional | Kind::OptionalAbove(_) | Kind::OptionalInteger(_)
+                if text == self.default =>
+            {
+                Ok(None)
+            }
+            Kind::OptionalAbove(least) => in_range(|v, b| v > b, least)
+                .map(Some)
+                .ok_or_else(|| format!("a number above {least}, or {}", self.default)),
             Kind::Optional => finite.map(Some).ok_or_else(|| "a number".into()),
             Kind::Integer => integer.map(|v| Some(v as f64)).ok_or_else(|| "an integer".into()),
             Kind::IntegerAtLeast(least) => integer
                 .filter(|v| *v >= least)
                 .map(|v| Some(v as f64))
                 .ok_or_else(|| format!("an integer of at least {least}")),
+            Kind::OptionalInteger(least) => integer
+                .filter(|v| *v >= least)
+                .map(|v| Some(v as f64))
+                .ok_or_else(|| format!("an integer of at least {least}, or {}", self.default)),
             Kind::Flag => match text {
                 "true" => Ok(Some(1.0)),
                 "false" => Ok(Some(0.0)),

@@ -41,6 +41,7 @@ pub fn list() -> String {
                 Holds::Float => "",
                 Holds::F32 => " F32",
                 Holds::Classes(_) => " I64 or I32",
+                Holds::Ends(_) => " I64 or I32, optional",
             };
             text += &format!("  input      {} {}{holds}\n", input.name, shape(input.shape));
         }
@@ -73,7 +74,8 @@ pub fn run(request: &Request) -> Result<(), String> {
     let shapes: Vec<_> = inputs.iter().map(|tensor| tensor.shape.clone()).collect();
     let dims = spec.dims(&shapes)?;
     for (input, tensor) in spec.inputs.iter().zip(&mut inputs) {
-        if tensor.values.is_empty() {
+        let missing = matches!(input.holds, Holds::Ends(_)) && tensor.values.is_empty();
+        if tensor.values.is_empty() && !missing {
             let shape = &tensor.shape;
             return Err(format!(
                 "{}: `{}` has no elements, its shape is {shape:?}",
@@ -103,6 +105,8 @@ pub fn run(request: &Request) -> Result<(), String> {
         })
     })
     .map_err(|e| e.to_string())?;
+    let fused =
+        fused && (request.kernel == Implementation::Fused || request.op.kernels_take(&shapes));
     let implementation = if fused { Implementation::Fused } else { Implementation::Reference };
     let placeholders = spec.outputs.iter().map(|output| {
         let shape = spec.output_shape(output, &dims);
@@ -181,15 +185,21 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
         let missing = |_| {
             format!("{}: missing tensor `{name}`, expected [{}]", spec.name, input.shape.join(", "))
         };
-        let view = tensors.tensor(name).map_err(missing)?;
+        let view = match tensors.tensor(name) {
+            Err(_) if matches!(input.holds, Holds::Ends(_)) => {
+                inputs.push(HostTensor::new([0], vec![]));
+                continue;
+            }
+            view => view.map_err(missing)?,
+        };
         let found = view.dtype();
         let wrong =
             |expected: &str| format!("{}: `{name}` is {found:?}, expected {expected}", spec.name);
         match input.holds {
-            Holds::Classes(_) if !matches!(found, Dtype::I64 | Dtype::I32) => {
+            Holds::Classes(_) | Holds::Ends(_) if !matches!(found, Dtype::I64 | Dtype::I32) => {
                 return Err(wrong("I64 or I32"));
             }
-            Holds::Classes(_) => {}
+            Holds::Classes(_) | Holds::Ends(_) => {}
             Holds::F32 if found != Dtype::F32 => return Err(wrong("F32")),
             Holds::F32 => {}
             Holds::Float => {

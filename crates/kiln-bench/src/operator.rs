@@ -17,6 +17,16 @@ pub enum Holds {
     F32,
     /// Class indices below this dimension, or the attribute `ignore_index`.
     Classes(&'static str),
+    /// 0, then where parts of this dimension end, the last with it. May be missing: a call without has no
+    /// elements of it.
+    Ends(&'static str),
+}
+
+impl Holds {
+    /// Whether it holds integers, which have no gradient.
+    pub fn integers(self) -> bool {
+        matches!(self, Self::Classes(_) | Self::Ends(_))
+    }
 }
 
 /// An input.
@@ -285,8 +295,18 @@ pub trait Operator: Sync {
         false
     }
 
+    /// Whether its kernels take inputs of these shapes; `auto` is the reference where they do not.
+    fn kernels_take(&self, _shapes: &[Vec<usize>]) -> bool {
+        true
+    }
+
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
     fn fit(&self, _dims: &mut Dims) {}
+
+    /// Gives a random case attributes that are not the default, by a random number.
+    fn vary(&self, case: Case, _number: u64) -> Case {
+        case
+    }
 
     /// What the gate runs: one element, primes, ragged tails, rows that CUDA pitches, nothing.
     fn cases(&self) -> Vec<Case>;
@@ -363,7 +383,7 @@ impl Spec {
 
     /// Indices of the float inputs.
     pub fn float_inputs(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.inputs.len()).filter(|i| !matches!(self.inputs[*i].holds, Holds::Classes(_)))
+        (0..self.inputs.len()).filter(|i| !self.inputs[*i].holds.integers())
     }
 }
 

@@ -59,7 +59,9 @@ pub use error::OpError;
 pub mod prelude {
     pub use crate::OpError;
     pub use crate::add_rms_norm::add_rms_norm;
-    pub use crate::attention::{AttentionOptions, attention};
+    pub use crate::attention::{
+        AttentionOptions, Documents, attention, attention_documents, attention_qkv,
+    };
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};

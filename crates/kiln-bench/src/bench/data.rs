@@ -51,6 +51,8 @@ pub enum Numbers {
     },
     /// Integers from 0 to one below this.
     Classes(usize),
+    /// 0 to this, in equal steps.
+    Ends(usize),
     /// The cotangent of a loss: 1.
     One,
 }
@@ -59,7 +61,7 @@ impl Part {
     /// Its element type if that of the operation is `dtype`.
     fn dtype(&self, dtype: DType) -> DType {
         match self.holds {
-            Numbers::Classes(_) => DType::I64,
+            Numbers::Classes(_) | Numbers::Ends(_) => DType::I64,
             _ if self.f32 => DType::F32,
             _ => dtype,
         }
@@ -82,6 +84,7 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
         let scale = input.scale(shape);
         let holds = match input.holds {
             Holds::Classes(dim) => Numbers::Classes(dims[dim][0]),
+            Holds::Ends(dim) => Numbers::Ends(dims[dim][0]),
             _ => Numbers::Normal { mean: input.mean * scale, deviation: scale },
         };
         let f32 = input.holds == Holds::F32;
@@ -96,6 +99,11 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
         Part { name: format!("grad.{}", output.name), shape, holds, f32: output.f32 }
     });
     Ok(inputs.chain(cotangents).collect())
+}
+
+/// `n` ends of equal parts of `last`, the first 0.
+fn ends(n: usize, last: usize) -> impl Iterator<Item = usize> {
+    (0..n).map(move |i| i * last / (n - 1).max(1))
 }
 
 /// Name of the file of a case, without the element type and the ending.
@@ -198,6 +206,11 @@ fn generate(parts: &[Part], dtype: DType) -> Vec<(String, Encoded)> {
                     bytes.extend_from_slice(&rng.random_range(0..classes as i64).to_le_bytes());
                 }
             }
+            Numbers::Ends(last) => {
+                for end in ends(n, last) {
+                    bytes.extend_from_slice(&(end as i64).to_le_bytes());
+                }
+            }
             Numbers::Normal { mean, deviation } => {
                 for done in (0..n).step_by(PIECE) {
                     let start = rng.random_range(0..=BLOCK - PIECE);
@@ -246,6 +259,12 @@ impl<'a> Maker<'a> {
     /// An input, without autodiff.
     pub(super) fn input(&mut self, part: &Part, turn: usize) -> Input {
         let n = part.elements();
+        let integers = |values: Vec<f64>| {
+            Input::int(&HostTensor::new(part.shape.as_slice(), values), false, self.device)
+        };
+        if let Numbers::Ends(last) = part.holds {
+            return integers(ends(n, last).map(|end| end as f64).collect());
+        }
         let Numbers::Classes(classes) = part.holds else {
             let width = part.shape.last().copied().unwrap_or(1);
             let rows = self.float(part, [n / width.max(1), width], turn);

@@ -63,6 +63,16 @@ impl Data {
                     };
                     HostTensor::new(shape.as_slice(), (0..n).map(class).map(|c| c as f64).collect())
                 }
+                Holds::Ends(dim) => {
+                    let (n, last) = (shape.iter().product::<usize>(), dims[dim][0]);
+                    let mut ends: Vec<usize> =
+                        (1..n).map(|_| rng.random_range(0..=last)).chain([0]).take(n).collect();
+                    ends.sort_unstable();
+                    if let Some(end) = ends.last_mut() {
+                        *end = last;
+                    }
+                    HostTensor::new(shape.as_slice(), ends.into_iter().map(|e| e as f64).collect())
+                }
             })
             .collect();
         let bounded = |tensors: &[HostTensor]| -> Vec<BoundedTensor> {
@@ -200,7 +210,7 @@ fn upload(
     let one = |(input, host): (&InputSpec, &HostTensor)| match input.holds {
         Holds::Float => Input::float(host, dtype, layout, gradient, device),
         Holds::F32 => Input::float(host, DType::F32, layout, gradient, device),
-        Holds::Classes(_) => Input::int(host, gradient, device),
+        Holds::Classes(_) | Holds::Ends(_) => Input::int(host, gradient, device),
     };
     inputs.map(one).collect()
 }

@@ -30,7 +30,7 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
         // The oracle's products are plain loops.
         let product: usize = dims.values().flatten().product();
         if shapes.iter().all(small) && product <= 40 * LARGEST {
-            return Case { shapes, attributes: vec![] };
+            return op.vary(Case { shapes, attributes: vec![] }, rng.random());
         }
     }
 }

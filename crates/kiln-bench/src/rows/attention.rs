@@ -6,14 +6,19 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
-use kiln_ops::attention::{AttentionOptions, attention};
+#[cfg(feature = "cube")]
+use kiln_ops::attention::backend;
+use kiln_ops::attention::{AttentionOptions, Documents, WIDEST, attention, attention_documents};
 use kiln_ops::{OpError, oracle::attention as oracle};
 
 pub(crate) struct Row;
 
+/// The input that holds the ends of documents.
+const ENDS: usize = 3;
+
 const SPEC: Spec = Spec {
     name: "attention",
-    formula: "y = softmax(scale · q·kᵀ + mask) · v; causal: query t sees keys up to t + S - T",
+    formula: "y = softmax(cap(scale · q·kᵀ) + mask) · v; causal: query t sees keys up to t + S - T",
     inputs: &[
         InputSpec {
             name: "q",
@@ -36,14 +41,23 @@ const SPEC: Spec = Spec {
             mean: 0.3,
             fan_in: false,
         },
+        InputSpec {
+            name: "cu_seqlens",
+            shape: &["N"],
+            holds: Holds::Ends("T"),
+            mean: 0.0,
+            fan_in: false,
+        },
     ],
     attributes: &[
         Attribute { name: "causal", default: "true", kind: Kind::Flag },
         Attribute { name: "scale", default: "D^-½", kind: Kind::Optional },
+        Attribute { name: "window", default: "none", kind: Kind::OptionalInteger(1) },
+        Attribute { name: "softcap", default: "none", kind: Kind::OptionalAbove(0.0) },
     ],
     outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false }],
     differentiable: true,
-    kernel: false,
+    kernel: true,
 };
 
 fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
@@ -57,10 +71,35 @@ fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
     }
 }
 
-fn mask(attributes: &Attributes, width: usize) -> (bool, f64) {
-    let causal = attributes.flag("causal");
-    let options = AttentionOptions { causal, scale: attributes.optional("scale") };
-    (causal, options.scale_for(width))
+fn options(attributes: &Attributes) -> AttentionOptions {
+    AttentionOptions {
+        causal: attributes.flag("causal"),
+        scale: attributes.optional("scale"),
+        window: attributes.optional("window").map(|window| window as usize),
+        softcap: attributes.optional("softcap"),
+    }
+}
+
+/// As the oracle takes it, with the ends of documents.
+fn rule(attributes: &Attributes, width: usize, ends: &[i64]) -> oracle::Rule {
+    let documents = ends.iter().map(|end| *end as usize).collect();
+    let rule = oracle::Rule::new(options(attributes), width);
+    oracle::Rule { documents: (!ends.is_empty()).then_some(documents), ..rule }
+}
+
+/// The documents, if there are any.
+fn documents(call: &Call<'_>) -> Result<Option<Documents>, OpError> {
+    if call.inputs[ENDS].shape()[0] == 0 {
+        return Ok(None);
+    }
+    let ends: Vec<i64> = call.int(ENDS).into_data().iter().collect();
+    // What is below 0 is no end either way.
+    let ends: Vec<usize> = ends.into_iter().map(|end| end.max(0) as usize).collect();
+    Documents::from_cu_seqlens(&ends, &call.float::<4>(0).device()).map(Some)
+}
+
+fn tensors(call: &Call<'_>) -> [Tensor<4>; 3] {
+    [0, 1, 2].map(|i| call.float(i))
 }
 
 impl Operator for Row {
@@ -68,28 +107,54 @@ impl Operator for Row {
         &SPEC
     }
 
+    fn tiled(&self) -> bool {
+        true
+    }
+
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let options = AttentionOptions {
-            causal: call.attributes.flag("causal"),
-            scale: call.attributes.optional("scale"),
+        let ([q, k, v], options) = (tensors(call), options(call.attributes));
+        let y = match documents(call)? {
+            Some(documents) => attention_documents(q, k, v, &documents, options)?,
+            None => attention(q, k, v, options)?,
         };
-        let y = attention(call.float::<4>(0), call.float::<4>(1), call.float::<4>(2), options)?;
         Ok(vec![y.flatten(0, 3)])
     }
 
+    #[cfg(feature = "cube")]
+    fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
+        let documents = documents(call).expect("the call was checked");
+        let options = options(call.attributes);
+        let (y, lse) = backend::forward(tensors(call), documents.as_ref(), options);
+        vec![y.flatten(0, 2), lse.flatten(0, 1)]
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let documents = documents(call).expect("the call was checked");
+        let inputs = tensors(call);
+        let shape = inputs[0].dims();
+        let [batch, heads, rows, _] = shape;
+        let y = call.rows(ENDS + 1).reshape(shape);
+        let lse = call.rows(ENDS + 2).reshape([batch, heads, rows]);
+        let dy = dy[0].clone().reshape(shape);
+        let options = options(call.attributes);
+        let gradients = backend::backward(dy, inputs, (y, lse), documents.as_ref(), options);
+        Some(gradients.map(|gradient| gradient.flatten(0, 2)).into())
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
-        let [q, k, v] = call.inputs else { unreachable!("three inputs") };
+        let [q, k, v, ends] = call.inputs else { unreachable!("four inputs") };
         let d = dims(&q.shape, &k.shape);
-        let (causal, scale) = mask(call.attributes, d.width);
-        let y = oracle::forward(&q.values, &k.values, &v.values, d, causal, scale);
+        let rule = rule(call.attributes, d.width, &ends.integers());
+        let y = oracle::forward(&q.values, &k.values, &v.values, d, &rule);
         vec![BoundedTensor::new(q.shape.clone(), y)]
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
-        let [q, k, v] = call.inputs else { unreachable!("three inputs") };
+        let [q, k, v, ends] = call.inputs else { unreachable!("four inputs") };
         let (d, dy) = (dims(&q.shape, &k.shape), &dy[0].values);
-        let (causal, scale) = mask(call.attributes, d.width);
-        let (dq, dk, dv) = oracle::backward(&q.values, &k.values, &v.values, d, causal, scale, dy);
+        let rule = rule(call.attributes, d.width, &ends.integers());
+        let (dq, dk, dv) = oracle::backward(&q.values, &k.values, &v.values, d, &rule, dy);
         [dq, dk, dv]
             .into_iter()
             .zip(call.inputs)
@@ -100,28 +165,71 @@ impl Operator for Row {
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
         let [q, k] = [0, 1].map(|i| spot.call.inputs[i].shape());
         let d = dims(q, k);
-        let (causal, scale) = mask(spot.call.attributes, d.width);
-        spot::attention(self, spot, d, causal, scale)
+        let ends = spot.integers(ENDS)?;
+        spot::attention(self, spot, d, &rule(spot.call.attributes, d.width, &ends))
+    }
+
+    fn kernels_take(&self, shapes: &[Vec<usize>]) -> bool {
+        shapes[0][3] <= WIDEST
     }
 
     fn fit(&self, dims: &mut Dims) {
+        dims.entry("D").and_modify(|width| width[0] = width[0].min(WIDEST));
         let kv_heads = dims["Hkv"][0];
         dims.entry("H").and_modify(|h| h[0] = kv_heads * h[0].min(3));
+        // Some are packed documents.
+        let (queries, ends) = (dims["T"][0], dims["N"][0]);
+        if (2..8).contains(&ends) {
+            dims.insert("B", vec![1]);
+            dims.insert("S", vec![queries]);
+        } else {
+            dims.insert("N", vec![0]);
+        }
+    }
+
+    fn vary(&self, case: Case, number: u64) -> Case {
+        let window = [1, 7, 32, 100][number as usize / 16 % 4];
+        let case = match number % 4 {
+            0 => case.with("causal", false),
+            1 => case.with("window", window),
+            _ => case,
+        };
+        if (number / 4).is_multiple_of(4) { case.with("softcap", 2.5) } else { case }
     }
 
     fn cases(&self) -> Vec<Case> {
-        let case = |[b, h, kv, t, s, d]: [usize; 6]| {
-            Case::new([&[b, h, t, d], &[b, kv, s, d], &[b, kv, s, d]])
+        let packed = |[b, h, kv, t, s, d]: [usize; 6], documents: usize| {
+            Case::new([&[b, h, t, d], &[b, kv, s, d], &[b, kv, s, d], &[documents]])
         };
+        let case = |sizes: [usize; 6]| packed(sizes, 0);
         vec![
             case([1, 1, 1, 1, 1, 1]),
             case([2, 4, 2, 9, 9, 8]),
             case([1, 3, 1, 31, 31, 48]),
             case([1, 2, 2, 5, 17, 16]),
+            // The first rows see nothing; whole tiles of them.
             case([1, 2, 1, 11, 4, 16]),
+            case([1, 2, 1, 150, 37, 16]).with("window", 5),
             // Long enough for errors to average out.
             case([1, 2, 1, 97, 97, 32]),
             case([1, 2, 1, 7, 13, 20]).with("causal", false).with("scale", 0.3),
+            // Several tiles, some of them whole.
+            case([1, 2, 1, 200, 260, 16]),
+            case([1, 1, 1, 130, 190, 16]).with("causal", false),
+            // One query, as in decoding.
+            case([2, 4, 1, 1, 133, 64]),
+            case([1, 2, 2, 40, 40, 80]),
+            case([1, 2, 1, 33, 65, 128]),
+            case([1, 1, 1, 20, 35, 256]),
+            // Scores of ±100 and more.
+            case([1, 2, 1, 50, 50, 32]).with("scale", 8),
+            case([1, 2, 1, 140, 140, 24]).with("window", 33),
+            case([1, 2, 1, 40, 70, 32]).with("window", 1),
+            case([1, 2, 1, 45, 45, 32]).with("softcap", 1.5).with("scale", 0.5),
+            case([1, 2, 1, 45, 45, 16]).with("softcap", 30).with("scale", 20).with("window", 20),
+            packed([1, 2, 1, 90, 90, 32], 4),
+            packed([1, 4, 2, 150, 150, 16], 6).with("window", 16),
+            packed([1, 2, 2, 70, 70, 16], 3).with("causal", false).with("softcap", 2),
         ]
     }
 
@@ -132,7 +240,7 @@ impl Operator for Row {
             Scale::Large => [4, 16, 4096, 128],
             Scale::Thin => return vec![],
         };
-        vec![Case::new([&[b, h, t, d], &[b, h, t, d], &[b, h, t, d]])]
+        vec![Case::new([&[b, h, t, d], &[b, h, t, d], &[b, h, t, d], &[0]])]
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {

@@ -5,7 +5,7 @@ use super::whole::{self, Typical};
 use super::{ROWS, Spot};
 use crate::operator::Operator;
 use kiln_ops::oracle::Bounded;
-use kiln_ops::oracle::attention::{Dims, Query, of_keys};
+use kiln_ops::oracle::attention::{Dims, Query, Rule, of_keys};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 
@@ -21,8 +21,7 @@ pub(crate) fn check<O: Operator + ?Sized>(
     op: &O,
     spot: &Spot<'_>,
     d: Dims,
-    causal: bool,
-    scale: f64,
+    rule: &Rule,
 ) -> Result<(), String> {
     let mut typical = vec![];
     // Rows of q and y that read the same keys.
@@ -32,7 +31,7 @@ pub(crate) fn check<O: Operator + ?Sized>(
         let q = spot.numbers(&spot.input_rows(0, &all(queries))?);
         let k = spot.numbers(&spot.input_rows(1, &all(d.keys))?);
         let v = spot.numbers(&spot.input_rows(2, &all(d.keys))?);
-        let query = |row: usize| Query::new(&q, &k, row, d, causal, scale);
+        let query = |row: usize| Query::new(&q, &k, row, d, rule);
         let rows = spot.sample(queries, ROWS);
         let places: Vec<usize> = rows.iter().map(|row| group * queries + row).collect();
         if !spot.backward() {

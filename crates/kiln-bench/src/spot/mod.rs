@@ -133,7 +133,7 @@ impl<'a> Spot<'a> {
     }
 
     /// An integer input.
-    fn integers(&self, input: usize) -> Result<Vec<i64>, String> {
+    pub(crate) fn integers(&self, input: usize) -> Result<Vec<i64>, String> {
         let data = self.call.int(input).try_to_data();
         let data = data.map_err(|e| host::one_line(&format!("{e:?}")))?;
         Ok(data.iter::<i64>().collect())

@@ -28,11 +28,11 @@ pub(crate) fn check<O: Operator + ?Sized>(
     for (i, input) in spec.inputs.iter().enumerate() {
         let shape = spot.call.inputs[i].shape();
         inputs.push(match (input.holds, by_rows(input.shape)) {
-            (Holds::Classes(_), true) => {
+            (Holds::Classes(_) | Holds::Ends(_), true) => {
                 let all = spot.integers(i)?;
                 cut(rows.iter().map(|row| all[*row] as f64).collect())
             }
-            (Holds::Classes(_), false) => {
+            (Holds::Classes(_) | Holds::Ends(_), false) => {
                 let all = spot.integers(i)?.into_iter().map(|class| class as f64).collect();
                 HostTensor::new(shape, all).bounded(spot.rounding)
             }

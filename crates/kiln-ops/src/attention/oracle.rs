@@ -1,6 +1,43 @@
 //! Attention in float64.
 
+use super::AttentionOptions;
 use crate::oracle::{Number, Path};
+use std::ops::Range;
+
+/// Which keys a query sees, and what becomes of a score.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Query t sees the keys up to t + S − T.
+    pub causal: bool,
+    /// Only so many of the last of them.
+    pub window: Option<usize>,
+    /// Factor on the scores.
+    pub scale: f64,
+    /// c·tanh(s/c) in place of the scaled score s.
+    pub softcap: Option<f64>,
+    /// Cumulative lengths of packed documents.
+    pub documents: Option<Vec<usize>>,
+}
+
+impl Rule {
+    /// Of a call with these options on heads of this width.
+    pub fn new(options: AttentionOptions, width: usize) -> Self {
+        let AttentionOptions { causal, window, softcap, .. } = options;
+        Self { causal, window, scale: options.scale_for(width), softcap, documents: None }
+    }
+
+    /// The keys that query `t` sees.
+    fn seen(&self, t: usize, d: Dims) -> Range<usize> {
+        let mut end = if self.causal { (t + d.keys + 1).saturating_sub(d.queries) } else { d.keys };
+        let mut start = self.window.map_or(0, |window| end.saturating_sub(window));
+        if let Some(ends) = &self.documents {
+            let next = ends.partition_point(|end| *end <= t);
+            start = start.max(ends[next - 1]);
+            end = end.min(ends[next]);
+        }
+        start..end
+    }
+}
 
 /// Sizes of an attention call.
 #[derive(Debug, Clone, Copy)]
@@ -20,12 +57,12 @@ pub struct Dims {
 }
 
 /// y of shape `[B, H, T, D]`.
-pub fn forward<N: Number>(q: &[N], k: &[N], v: &[N], d: Dims, causal: bool, scale: f64) -> Vec<N> {
+pub fn forward<N: Number>(q: &[N], k: &[N], v: &[N], d: Dims, rule: &Rule) -> Vec<N> {
     let mut y = Vec::with_capacity(q.len());
     for (group, q) in q.chunks_exact((d.rows() * d.width).max(1)).enumerate() {
         let [k, v] = [k, v].map(|of| d.keys_of(of, group));
         for row in 0..d.rows() {
-            y.extend(Query::new(q, k, row, d, causal, scale).output(v));
+            y.extend(Query::new(q, k, row, d, rule).output(v));
         }
     }
     y
@@ -37,8 +74,7 @@ pub fn backward<N: Number>(
     k: &[N],
     v: &[N],
     d: Dims,
-    causal: bool,
-    scale: f64,
+    rule: &Rule,
     dy: &[N],
 ) -> (Vec<N>, Vec<N>, Vec<N>) {
     let size = (d.rows() * d.width).max(1);
@@ -48,7 +84,7 @@ pub fn backward<N: Number>(
         // Probabilities and gradients of the scores, a row for each query of the group.
         let (mut p, mut ds) = (vec![], vec![]);
         for row in 0..d.rows() {
-            let query = Query::new(q, k, row, d, causal, scale);
+            let query = Query::new(q, k, row, d, rule);
             let scores = query.scores(v, d.row(dy, row));
             dq.extend(query.gradient(k, &scores));
             p.extend(query.probabilities());
@@ -94,7 +130,10 @@ impl Dims {
 pub struct Query<N> {
     d: Dims,
     scale: f64,
+    seen: Range<usize>,
     exponentials: Vec<N>,
+    /// 1 − tanh² of their scores under a soft-cap.
+    slopes: Option<Vec<N>>,
     inverse: N,
 }
 
@@ -107,34 +146,44 @@ pub struct Scores<N> {
 
 impl<N: Number> Query<N> {
     /// That of a row of `q`; `q` and `k` are those of a group.
-    pub fn new(q: &[N], k: &[N], row: usize, d: Dims, causal: bool, scale: f64) -> Self {
-        let t = row % d.queries;
-        let seen = if causal { (t + d.keys + 1).saturating_sub(d.queries) } else { d.keys };
+    pub fn new(q: &[N], k: &[N], row: usize, d: Dims, rule: &Rule) -> Self {
+        let (seen, scale) = (rule.seen(row % d.queries, d), rule.scale);
         let q = d.row(q, row);
         let score = |s: usize| {
             let pairs = q.iter().copied().zip(d.row(k, s).iter().copied());
             N::dot(pairs).stored_by(Path::Reference) * scale
         };
-        let scores: Vec<N> = (0..seen).map(score).collect();
+        let mut scores: Vec<N> = seen.clone().map(score).collect();
+        let mut slopes = None;
+        if let Some(cap) = rule.softcap {
+            let tanh: Vec<N> = scores.iter().map(|s| (*s / cap).tanh()).collect();
+            scores = tanh.iter().map(|t| *t * cap).collect();
+            slopes = Some(tanh.into_iter().map(|t| N::exact(1.0) - t * t).collect());
+        }
         // Any number will do to be relative to, so it has no error.
         let largest = scores.iter().fold(f64::NEG_INFINITY, |most, s| most.max(s.value()));
         let relative = |s: N| (s - N::exact(largest)).exp();
         let exponentials: Vec<N> = scores.into_iter().map(relative).collect();
         let sum = N::sum(exponentials.iter().copied());
         let one = N::exact(1.0);
-        let inverse = if seen == 0 { one } else { (one / sum).of_row() };
-        Self { d, scale, exponentials, inverse }
+        let inverse = if seen.is_empty() { one } else { (one / sum).of_row() };
+        Self { d, scale, seen, exponentials, slopes, inverse }
     }
 
     /// Its row of y.
     pub fn output(&self, v: &[N]) -> Vec<N> {
         let (d, e) = (self.d, &self.exponentials);
         let column = |i: usize| {
-            let with = |of: Vec<N>| N::dot(of.into_iter().zip(d.column(v, i)));
+            let with = |of: Vec<N>| N::dot(of.into_iter().zip(self.column(v, i)));
             let stored = e.iter().map(|e| self.probability(*e).storing()).collect();
             (with(e.clone()) * self.inverse + with(stored)).of_row().stored()
         };
         (0..d.width).map(column).collect()
+    }
+
+    /// Element `i` of the keys that it sees.
+    fn column<'a>(&'a self, of: &'a [N], i: usize) -> impl Iterator<Item = N> + 'a {
+        self.d.column(of, i).skip(self.seen.start)
     }
 
     fn probability(&self, exponential: N) -> N {
@@ -144,11 +193,14 @@ impl<N: Number> Query<N> {
     /// As they are stored; 0 of keys that are not seen.
     pub fn probabilities(&self) -> Vec<N> {
         let seen = self.exponentials.iter().map(|e| self.probability(*e).stored());
-        seen.chain(self.unseen()).collect()
+        self.among_all(seen)
     }
 
-    fn unseen(&self) -> impl Iterator<Item = N> {
-        std::iter::repeat_n(N::exact(0.0), self.d.keys - self.exponentials.len())
+    /// With the zeros of the keys that are not seen.
+    fn among_all(&self, seen: impl Iterator<Item = N>) -> Vec<N> {
+        let mut all = vec![N::exact(0.0); self.d.keys];
+        all.iter_mut().skip(self.seen.start).zip(seen).for_each(|(all, seen)| *all = seen);
+        all
     }
 
     /// What its row of dy makes of the scores.
@@ -158,21 +210,38 @@ impl<N: Number> Query<N> {
             let pairs = dy.iter().copied().zip(d.row(v, s).iter().copied());
             N::dot(pairs).stored_by(Path::Reference)
         };
-        let dp: Vec<N> = (0..e.len()).map(dp).collect();
+        let dp: Vec<N> = self.seen.clone().map(dp).collect();
         let pulled: Vec<N> = e.iter().zip(&dp).map(|(e, dp)| *e * *dp).collect();
-        let delta = (N::sum(pulled.iter().copied()) * self.inverse).of_row();
+        let mut delta = N::sum(pulled.iter().copied()) * self.inverse;
+        if delta.path() == Path::Fused {
+            // Kernels have it as dy·y, of the y that is stored.
+            let y = (0..d.width).map(|i| N::dot(e.iter().copied().zip(self.column(v, i))));
+            let stored = y.map(|y| (y * self.inverse).storing());
+            delta = delta + N::dot(dy.iter().copied().zip(stored));
+        }
+        let delta = delta.of_row();
         // Burn's way is four operations longer.
         let ds = |(e, dp): (&N, &N)| (self.probability(*e) * (*dp - delta) * scale).off_by(8.0);
-        Scores { gradients: e.iter().zip(&dp).map(ds).collect(), pulled, delta }
+        let gradients = self.sloped(e.iter().zip(&dp).map(ds).collect());
+        Scores { gradients, pulled, delta }
+    }
+
+    /// Times the slope of the soft-cap.
+    fn sloped(&self, of: Vec<N>) -> Vec<N> {
+        match &self.slopes {
+            Some(slopes) => of.into_iter().zip(slopes).map(|(x, slope)| x * *slope).collect(),
+            None => of,
+        }
     }
 
     /// Its row of dq.
     pub fn gradient(&self, k: &[N], scores: &Scores<N>) -> Vec<N> {
-        let (d, e, Scores { gradients, pulled, delta }) = (self.d, &self.exponentials, scores);
+        let (d, Scores { gradients, pulled, delta }) = (self.d, scores);
+        let (pulled, e) = (self.sloped(pulled.clone()), self.sloped(self.exponentials.clone()));
         let storing: Vec<N> = gradients.iter().map(|ds| ds.storing()).collect();
         let column = |i: usize| {
-            let with = |of: &[N]| N::dot(of.iter().copied().zip(d.column(k, i)));
-            let sums = (with(pulled) - *delta * with(e)) * self.inverse * self.scale;
+            let with = |of: &[N]| N::dot(of.iter().copied().zip(self.column(k, i)));
+            let sums = (with(&pulled) - *delta * with(&e)) * self.inverse * self.scale;
             (sums + with(&storing)).of_row().stored()
         };
         (0..d.width).map(column).collect()
@@ -180,6 +249,6 @@ impl<N: Number> Query<N> {
 
     /// The gradients of the scores as they are stored; 0 of keys that are not seen.
     pub fn stored(&self, scores: Scores<N>) -> Vec<N> {
-        scores.gradients.into_iter().map(N::stored).chain(self.unseen()).collect()
+        self.among_all(scores.gradients.into_iter().map(N::stored))
     }
 }

@@ -260,6 +260,10 @@ impl Number for Bounded {
         functions::sigmoid(self)
     }
 
+    fn tanh(self) -> Self {
+        functions::tanh(self)
+    }
+
     fn stored(self) -> Self {
         let Some(Rounding { format, .. }) = self.rounding else { return self };
         if format == Format::F32 || self.is_zero() || !self.value.is_finite() {

@@ -78,3 +78,15 @@ pub(super) fn sigmoid(x: Bounded) -> Bounded {
     let slope = value * other * growing(x.bound());
     applied(x, value, slope, if own.is_finite() { own } else { 0.0 })
 }
+
+/// tanh x, computed from e^(2x) or from e^x and e^-x: off by what these are, and by a division and two sums,
+/// relative to 1.
+pub(super) fn tanh(x: Bounded) -> Bounded {
+    let at = x.value();
+    let value = at.tanh();
+    let slope = 1.0 - value * value;
+    let own = (0.5 * slope * exp_units(2.0 * at) + 2.0 * DIVISION + 4.0) * UNIT;
+    // sech² grows by at most e^(2δ).
+    let growing = growing(2.0 * x.bound());
+    applied(x, value, slope * growing, if own.is_finite() { own } else { 0.0 })
+}

@@ -44,6 +44,9 @@ pub trait Number:
     /// 1 / (1 + e^-x).
     fn sigmoid(self) -> Self;
 
+    /// The hyperbolic tangent.
+    fn tanh(self) -> Self;
+
     /// Rounded to the element type of the operation.
     fn stored(self) -> Self;
 
@@ -101,6 +104,10 @@ impl Number for f64 {
 
     fn sigmoid(self) -> Self {
         1.0 / (1.0 + (-self).exp())
+    }
+
+    fn tanh(self) -> Self {
+        self.tanh()
     }
 
     fn stored(self) -> Self {

@@ -155,13 +155,22 @@ pub(crate) fn choose<const D: usize>(
     })
 }
 
-/// Refuses an operator without a kernel where its kernel is asked for.
-pub(crate) fn reference_only<const D: usize>(
+/// The same of an operator whose kernels do not take every call: where this one does not fit, for a reason, the
+/// reference runs, and to ask for the kernel is an error.
+pub(crate) fn choose_if<const D: usize>(
     op: &'static str,
+    elements: usize,
     like: &Tensor<D>,
-) -> Result<(), OpError> {
-    let (dtype, device) = (like.dtype(), &like.device());
-    fused(&Call { op, elements: 0, dtype, device, has_kernel: false }).map(drop)
+    fits: Result<(), String>,
+) -> Result<Choice, OpError> {
+    let wish = || FORCED.with(Cell::get).unwrap_or_else(|| wish(op));
+    match fits {
+        Ok(()) => choose(op, elements, like),
+        Err(reason) if wish() == Implementation::Fused => {
+            Err(OpError::Unsupported { op, device: device_name(&like.device()), reason })
+        }
+        Err(_) => Ok(Choice::Reference),
+    }
 }
 
 fn wish(op: &str) -> Implementation {

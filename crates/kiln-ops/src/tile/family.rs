@@ -101,7 +101,7 @@ fn available(client: &Client, dtype: DType) -> Vec<Family> {
 }
 
 /// The family of a product: the wanted one if it runs here, else the fastest.
-pub(super) fn choose(wanted: Option<Family>, client: &Client, dtype: DType) -> Family {
+pub(crate) fn choose(wanted: Option<Family>, client: &Client, dtype: DType) -> Family {
     let available = available(client, dtype);
     wanted.filter(|family| available.contains(family)).unwrap_or(available[0])
 }

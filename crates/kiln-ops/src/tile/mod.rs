@@ -21,7 +21,7 @@ mod family;
 mod finish;
 mod problem;
 mod product;
-mod simt;
+pub(crate) mod simt;
 mod split_k;
 #[cfg(test)]
 mod tests;
@@ -29,7 +29,7 @@ mod thin;
 pub(crate) mod view;
 
 pub(crate) use cuda::dual;
-pub(crate) use family::forced;
 pub use family::{Family, families, force};
-pub(crate) use problem::{Alpha, Triangle, Triangles};
+pub(crate) use family::{choose as family, forced};
+pub(crate) use problem::{Alpha, Keep, Triangle, Triangles};
 pub(crate) use product::{Product, dual_runs, shape};

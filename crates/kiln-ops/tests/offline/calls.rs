@@ -29,7 +29,7 @@ pub struct Call {
     pub run: Box<dyn FnOnce()>,
 }
 
-fn tensor<const D: usize>(client: &Client, shape: [usize; D], dtype: DType) -> CubeTensor {
+pub fn tensor<const D: usize>(client: &Client, shape: [usize; D], dtype: DType) -> CubeTensor {
     let bytes = shape.iter().product::<usize>() * dtype.size();
     let device = cubecl::Device::Cuda(Default::default());
     CubeTensor::new_contiguous(
@@ -57,6 +57,7 @@ pub fn all(client: &Client) -> Vec<Call> {
         norms(client, dtype, name, &mut calls);
         pointwise(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
+        crate::attention::calls(client, dtype, name, &mut calls);
         products(client, dtype, name, &mut calls);
     }
     scans(client, &mut calls);

@@ -8,6 +8,7 @@
 //! this test; `KILN_RECORD=1` writes the table anew, `KILN_ONLY=words` prints the rows of the calls with
 //! these words in their names and compares nothing.
 
+mod attention;
 mod calls;
 #[path = "../scan/ops.rs"]
 mod ops;

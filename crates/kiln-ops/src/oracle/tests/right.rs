@@ -3,6 +3,7 @@
 use super::machine::{Machine, ORDERS, Order, f32s, f64s};
 use super::{Random, operators, right};
 use crate::add_rms_norm::oracle as add_rms_norm;
+use crate::attention::AttentionOptions;
 use crate::attention::oracle::{self as attention, Dims};
 use crate::cross_entropy::{CrossEntropyOptions, oracle as cross_entropy};
 use crate::linear_cross_entropy::oracle as linear_cross_entropy;
@@ -237,8 +238,10 @@ fn attention_in_plain_operations() {
             let found = operators::attention(&machine, inputs, d, seed % 3 > 0, scale as f32);
             let of = |x: &[f64]| Rounding::reference(format).numbers(x);
             let (q, k, v, dy) = (of(&q), of(&k), of(&v), of(&dy));
-            let y = attention::forward(&q, &k, &v, d, seed % 3 > 0, scale);
-            let (dq, dk, dv) = attention::backward(&q, &k, &v, d, seed % 3 > 0, scale, &dy);
+            let options = AttentionOptions { causal: seed % 3 > 0, ..Default::default() };
+            let rule = attention::Rule::new(options, w);
+            let y = attention::forward(&q, &k, &v, d, &rule);
+            let (dq, dk, dv) = attention::backward(&q, &k, &v, d, &rule, &dy);
             for (i, expected) in [y, dq, dk, dv].iter().enumerate() {
                 let what = format!("{format:?}, {heads}×{t}×{s}×{w}, seed {seed}, result {i}");
                 ratios.take(&found[i], expected, w, &what);

@@ -2,6 +2,7 @@
 
 use super::machine::{Machine, Order, f32s, f64s};
 use super::{Random, convicted, operators, right};
+use crate::attention::AttentionOptions;
 use crate::attention::oracle::{self as attention, Dims};
 use crate::cross_entropy::{CrossEntropyOptions, oracle as cross_entropy};
 use crate::linear_cross_entropy::oracle as linear_cross_entropy;
@@ -164,8 +165,9 @@ fn gradients_of_attention_two_percent_off() {
         let numbers = numbers.each_ref().map(Vec::as_slice);
         let found = operators::attention(&machine, numbers, d, true, scale as f32);
         let [q, k, v, dy] = inputs.map(|x| Rounding::reference(BF16).numbers(&x));
-        let y = attention::forward(&q, &k, &v, d, true, scale);
-        let (dq, dk, dv) = attention::backward(&q, &k, &v, d, true, scale, &dy);
+        let rule = attention::Rule::new(AttentionOptions::default(), d.width);
+        let y = attention::forward(&q, &k, &v, d, &rule);
+        let (dq, dk, dv) = attention::backward(&q, &k, &v, d, &rule, &dy);
         for (name, (found, expected)) in
             ["y", "dq", "dk", "dv"].iter().zip(found.iter().zip([y, dq, dk, dv]))
         {

@@ -85,14 +85,14 @@ pub(crate) struct Sizes {
 /// The tile row that unit number `at` along M or N finds its `i`-th element in: groups of four, so
 /// that the units of a plane read neighbouring vectors.
 #[cube]
-fn place(at: usize, #[comptime] i: usize, #[comptime] units: usize) -> usize {
+pub(crate) fn place(at: usize, #[comptime] i: usize, #[comptime] units: usize) -> usize {
     comptime!(i / 4 * 4 * units + i % 4) + at * 4
 }
 
 /// Reads a block of `extent` × `depth` elements, beginning at (`start`, `k0`), into shared memory as
 /// [k][extent]; zero outside the matrix and outside its triangle.
 #[cube]
-fn load_block<E: Float, N: Size>(
+pub(crate) fn load_block<E: Float, N: Size>(
     from: &[Vector<E, N>],
     to: &mut [f32],
     base: usize,
@@ -311,7 +311,7 @@ fn store<C: Float, O: Float, NO: Size>(
 
 /// The elements of a unit at one k.
 #[cube]
-fn fragment(
+pub(crate) fn fragment(
     block: &[f32],
     to: &mut Array<f32>,
     base: usize,

@@ -11,6 +11,7 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use kernel::{SimtProduct, SimtTile, SizesLaunch, simt_kernel};
+pub(crate) use kernel::{fragment, load_block, place};
 
 /// Makes `out`, contiguous.
 pub(super) fn run(problem: &Problem, out: &CubeTensor) {

@@ -1,0 +1,34 @@
+//! Which family of kernels attends.
+
+use super::problem::{Backward, HeadsView, Problem};
+use super::simt;
+use crate::tile::{self, Family};
+use burn_cubecl::tensor::CubeTensor;
+
+/// What a family offers.
+pub(super) struct Kernels {
+    pub(super) family: Family,
+    /// Whether it takes a problem: element type, width, alignment.
+    takes: fn(&Problem) -> bool,
+    /// Writes o; and the log-sum-exp if it is given.
+    pub(super) forward: fn(&Problem, &HeadsView, Option<&CubeTensor>),
+    /// Writes dq, dk and dv.
+    pub(super) backward: fn(&Problem, &Backward<'_>),
+}
+
+/// The families there are, the fastest first; the last takes everything.
+const FAMILIES: &[Kernels] = &[Kernels {
+    family: Family::Simt,
+    takes: |_| true,
+    forward: simt::forward,
+    backward: simt::backward,
+}];
+
+/// The kernels for a problem: those of the wanted family, or of the next one that takes it.
+pub(super) fn kernels(problem: &Problem, wanted: Option<Family>) -> &'static Kernels {
+    let q = &problem.q.tensor;
+    let first = tile::family(wanted, &q.client, q.dtype);
+    let from_first = Family::ALL.iter().skip_while(|family| **family != first);
+    let mut kernels = from_first.filter_map(|f| FAMILIES.iter().find(|of| of.family == *f));
+    kernels.find(|of| (of.takes)(problem)).expect("plain units take everything")
+}

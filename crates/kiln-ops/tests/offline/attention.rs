@@ -1,0 +1,98 @@
+//! Calls of attention: every family, with the widths and options that choose its kernels.
+
+use crate::calls::{Call, tensor};
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use cubecl::client::Client;
+use kiln_ops::attention::AttentionOptions;
+use kiln_ops::attention::backend::{
+    Attention, AttentionGradOps, AttentionOps, Backward, Bounds, Heads, Settings,
+};
+use kiln_ops::tile::{Family, force};
+
+/// B, H, Hkv and T = S of all of them.
+const SIZES: [usize; 4] = [2, 8, 4, 2048];
+
+/// Widths by element type and family.
+fn widths(dtype: DType, family: Family) -> &'static [usize] {
+    match (dtype, family) {
+        (DType::F32, Family::Simt) => &[33, 64, 128, 256],
+        (_, Family::Simt) => &[64],
+        _ => &[],
+    }
+}
+
+/// Plain ones at every width; the other options at one.
+pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    let plain = AttentionOptions::default();
+    let all = AttentionOptions { causal: false, ..plain };
+    let cut = AttentionOptions { window: Some(256), softcap: Some(30.0), ..plain };
+    for family in Family::ALL {
+        let widths = widths(dtype, family);
+        let mut of = |width, options, documents, packed, word: &str| {
+            let call = force(family, || call(client, dtype, width, options, documents, packed));
+            let name = format!("{family} {name} {width}{word}");
+            let (forward, backward) = (call.clone(), gradients(client, dtype, width, call));
+            calls.push(Call {
+                name: format!("attention {name}"),
+                run: Box::new(move || drop(CubeBackend::attend(forward, true))),
+            });
+            calls.push(Call {
+                name: format!("attention.grad {name}"),
+                run: Box::new(move || drop(CubeBackend::attend_backward(backward))),
+            });
+        };
+        for width in widths {
+            of(*width, plain, false, false, "");
+        }
+        if !widths.is_empty() && (family != Family::Simt || dtype == DType::F32) {
+            of(64, all, false, false, " all");
+            of(64, cut, false, true, " window softcap packed");
+            of(64, plain, true, false, " documents");
+        }
+    }
+}
+
+fn call(
+    client: &Client,
+    dtype: DType,
+    width: usize,
+    options: AttentionOptions,
+    documents: bool,
+    packed: bool,
+) -> Attention<CubeBackend> {
+    let [batch, heads, kv_heads, length] = SIZES;
+    let batch = if documents { 1 } else { batch };
+    let of = match packed {
+        true => {
+            let all = (heads + 2 * kv_heads) * width;
+            Heads::Packed(tensor(client, [batch, length, all], dtype))
+        }
+        false => {
+            let of = |heads| tensor(client, [batch, heads, length, width], dtype);
+            Heads::Separate(of(heads), of(kv_heads), of(kv_heads))
+        }
+    };
+    let bounds = match documents {
+        true => Bounds::Documents(tensor(client, [2, length], DType::U32)),
+        false => Bounds::None,
+    };
+    Attention { of, bounds, settings: Settings::new([heads, kv_heads], options) }
+}
+
+fn gradients(
+    client: &Client,
+    dtype: DType,
+    width: usize,
+    call: Attention<CubeBackend>,
+) -> Backward<CubeBackend> {
+    let [_, heads, _, length] = SIZES;
+    let batch = if matches!(call.bounds, Bounds::None) { SIZES[0] } else { 1 };
+    let y = || match call.of {
+        Heads::Packed(_) => tensor(client, [batch, length, heads * width], dtype),
+        Heads::Separate(..) => tensor(client, [batch, heads, length, width], dtype),
+    };
+    let (dy, y) = (y(), y());
+    let lse = tensor(client, [batch, heads, length], DType::F32);
+    Backward { dy, call, y, lse }
+}
