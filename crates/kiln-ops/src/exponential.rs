@@ -60,16 +60,27 @@ pub(crate) fn sigmoid<N: Size>(x: Vector<f32, N>, #[comptime] ptx: bool) -> Vect
     out
 }
 
+/// 1 / x by `rcp.approx`, on CUDA.
 #[cube]
-fn reciprocal(x: f32) -> f32 {
+pub(crate) fn reciprocal(x: f32) -> f32 {
     let out: f32;
     gpu_asm!("rcp.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(pure, nomem));
     out
 }
 
+/// 2^x by `ex2.approx`, on CUDA.
 #[cube]
-fn exp2(x: f32) -> f32 {
+pub(crate) fn exp2(x: f32) -> f32 {
     let out: f32;
     gpu_asm!("ex2.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(pure, nomem));
+    out
+}
+
+/// log2(x) by `lg2.approx`, on CUDA.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn log2(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("lg2.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(pure, nomem));
     out
 }

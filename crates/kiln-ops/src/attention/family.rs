@@ -1,5 +1,7 @@
 //! Which family of kernels attends.
 
+#[cfg(feature = "cuda")]
+use super::cuda::{mma, wgmma};
 use super::problem::{Backward, HeadsView, Problem};
 use super::simt;
 use crate::tile::{self, Family};
@@ -17,12 +19,29 @@ pub(super) struct Kernels {
 }
 
 /// The families there are, the fastest first; the last takes everything.
-const FAMILIES: &[Kernels] = &[Kernels {
-    family: Family::Simt,
-    takes: |_| true,
-    forward: simt::forward,
-    backward: simt::backward,
-}];
+const FAMILIES: &[Kernels] = &[
+    // With the backward of mma.sync.
+    #[cfg(feature = "cuda")]
+    Kernels {
+        family: Family::Wgmma,
+        takes: |problem| wgmma::takes(problem) && mma::takes(problem),
+        forward: wgmma::forward,
+        backward: mma::backward,
+    },
+    #[cfg(feature = "cuda")]
+    Kernels {
+        family: Family::Mma,
+        takes: mma::takes,
+        forward: mma::forward,
+        backward: mma::backward,
+    },
+    Kernels {
+        family: Family::Simt,
+        takes: |_| true,
+        forward: simt::forward,
+        backward: simt::backward,
+    },
+];
 
 /// The kernels for a problem: those of the wanted family, or of the next one that takes it.
 pub(super) fn kernels(problem: &Problem, wanted: Option<Family>) -> &'static Kernels {

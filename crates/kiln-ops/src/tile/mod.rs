@@ -24,7 +24,7 @@ mod product;
 pub(crate) mod simt;
 mod split_k;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod thin;
 pub(crate) mod view;
 

@@ -57,7 +57,7 @@ pub(super) fn numbers(tensor: CubeTensor) -> Vec<f32> {
 }
 
 /// Any tensor of the device.
-pub(super) fn like() -> Option<(Device, CubeTensor)> {
+pub(crate) fn like() -> Option<(Device, CubeTensor)> {
     let (device, client) = device()?;
     let cube = match device.as_dispatch() {
         burn::backend::DispatchDevice::Cube(cube) => cube.clone(),

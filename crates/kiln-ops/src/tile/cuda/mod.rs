@@ -11,7 +11,7 @@ pub(crate) mod pipeline;
 mod producer;
 pub(crate) mod ptx;
 pub(crate) mod schedule;
-mod store;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 mod wgmma;

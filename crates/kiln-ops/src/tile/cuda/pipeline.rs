@@ -68,10 +68,25 @@ impl Ring {
     /// Waits until a stage may be filled, and lets it wait for this many bytes; returns the barrier that
     /// the loads complete on. For the unit that loads.
     pub(crate) fn acquire(&self, stage: u32, phase: u32, #[comptime] bytes: u32) -> u32 {
+        self.vacant(stage, phase);
+        self.expect(stage, bytes)
+    }
+
+    /// The first half of [`acquire`](Self::acquire): waits until a stage may be filled.
+    pub(crate) fn vacant(&self, stage: u32, phase: u32) {
         barrier_wait(self.empty + stage * 8, (phase & 1) ^ 1);
+    }
+
+    /// The second half. What the unit wrote to shared memory before is seen by those that wait.
+    pub(crate) fn expect(&self, stage: u32, #[comptime] bytes: u32) -> u32 {
         let bar = self.full + stage * 8;
         barrier_expect(bar, bytes);
         bar
+    }
+
+    /// Says that a stage is full of what the unit wrote itself; in the place of [`expect`](Self::expect).
+    pub(crate) fn arrive(&self, stage: u32) {
+        barrier_arrive(self.full + stage * 8);
     }
 
     /// Waits until a stage has been filled.

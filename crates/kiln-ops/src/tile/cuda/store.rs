@@ -34,8 +34,8 @@ impl Stored {
 
     /// Stores chunk `c` of the sums `%0..` to the addresses s0..s3. A transposed chunk has the columns of the
     /// sums in its rows: of 16 bits chunk c transposed; of f32 64 columns and half of the rows, so that chunks
-    /// 2c and 2c + 1 are one square.
-    fn chunk(self, c: usize, transposed: bool) -> String {
+    /// 2c and 2c + 1 are one square. Of 16 bits only the first `parts` of four parts, of 16 columns each.
+    fn chunk(self, c: usize, parts: usize, transposed: bool) -> String {
         match (self, transposed) {
             (Self::Float16(float), _) => {
                 let trans = if transposed { ".trans" } else { "" };
@@ -51,7 +51,7 @@ impl Stored {
                             "stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [s{i}], {{r0, r1, r2, r3}};\n"
                         )
                 };
-                (0..4).map(part).collect()
+                (0..parts).map(part).collect()
             }
             (Self::F32, false) => {
                 let part = |i: usize| {
@@ -119,12 +119,26 @@ pub(crate) fn store_chunk<N: Size>(
     #[comptime] stored: Stored,
     #[comptime] transposed: bool,
 ) {
+    store_parts::<N>(sums, places, offset, chunk, 4usize, stored, transposed);
+}
+
+/// The same of the first `parts` of the four parts of a chunk, of 16 columns of 16 bits each.
+#[cube]
+pub(crate) fn store_parts<N: Size>(
+    sums: Vector<f32, N>,
+    places: &ChunkAddresses,
+    #[comptime] offset: u32,
+    #[comptime] chunk: usize,
+    #[comptime] parts: usize,
+    #[comptime] stored: Stored,
+    #[comptime] transposed: bool,
+) {
     let first = if comptime!(transposed) { places.transposed } else { places.straight };
     gpu_asm!(
         "{{ .reg .b32 r<4>, s<4>; .reg .pred p; // {acc}",
         "add.u32 s0, {first}, {o};",
         "{parts} {body} }}",
         acc = in(_) sums, first = in(_) first, o = const offset,
-        parts = const stored.parts(transposed), body = const stored.chunk(chunk, transposed)
+        parts = const stored.parts(transposed), body = const stored.chunk(chunk, parts, transposed)
     );
 }

@@ -43,3 +43,9 @@ pub(crate) fn barrier_arrive(bar: u32) {
 pub(crate) fn sync_units(id: u32, #[comptime] units: u32) {
     gpu_asm!("bar.sync {i}, {n};", i = in(_) id, n = const units);
 }
+
+/// Arrives at it without waiting.
+#[cube]
+pub(crate) fn arrive_units(id: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.arrive {i}, {n};", i = in(_) id, n = const units);
+}

@@ -65,3 +65,41 @@ pub(crate) fn mma_16x8x16(
     );
     out
 }
+
+/// Copies 4 bytes, or makes them zero, without waiting.
+#[cube]
+pub(crate) fn copy_4(dst: u32, src: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.ca.shared.global [{d}], [{s}], 4, {n};",
+        d = in(_) dst, s = in(_) src, n = in(_) bytes
+    );
+}
+
+/// Two neighbouring f32 of shared memory.
+#[cube]
+pub(crate) fn load_pair(addr: u32) -> Vector<f32, Const<2>> {
+    let pair: Vector<f32, Const<2>>;
+    gpu_asm!("ld.shared.v2.f32 {o}, [{a}];", o = out(_) pair, a = in(_) addr);
+    pair
+}
+
+/// Stores two numbers, rounded, side by side to shared memory.
+#[cube]
+pub(crate) fn store_pair(addr: u32, first: f32, second: f32, #[comptime] float: Float16) {
+    gpu_asm!(
+        "{{ .reg .b32 pair; cvt.rn.{t}x2.f32 pair, {h}, {l}; st.shared.b32 [{a}], pair; }}",
+        a = in(_) addr, h = in(_) second, l = in(_) first, t = const float.name()
+    );
+}
+
+/// Two numbers rounded, the first one in the lower half.
+#[cube]
+pub(crate) fn round_pair(first: f32, second: f32, #[comptime] float: Float16) -> u32 {
+    let rounded: u32;
+    gpu_asm!(
+        "cvt.rn.{t}x2.f32 {o}, {h}, {l};",
+        o = out(_) rounded, h = in(_) second, l = in(_) first, t = const float.name(),
+        options(pure, nomem)
+    );
+    rounded
+}

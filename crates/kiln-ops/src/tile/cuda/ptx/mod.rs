@@ -5,12 +5,14 @@
 //! `gpu_asm!` that is a mutable variable is passed by its address: pass expressions or array elements.
 
 mod barrier;
+mod chain;
 mod cluster;
 mod mma;
 mod tma;
 mod wgmma;
 
 pub(crate) use barrier::*;
+pub(crate) use chain::*;
 pub(crate) use cluster::*;
 pub(crate) use mma::*;
 pub(crate) use tma::*;

@@ -12,6 +12,17 @@ pub(crate) fn tma_load(dst: u32, map: u64, bar: u32, x: u32, y: u32, z: u32) {
     );
 }
 
+/// The same of a tensor of four dimensions, `at` from the innermost on.
+#[cube]
+pub(crate) fn tma_load_rank4(dst: u32, map: u64, bar: u32, at: (u32, u32, u32, u32)) {
+    let (x, y, z, w) = at;
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes",
+        "[{d}], [{m}, {{{x}, {y}, {z}, {w}}}], [{b}];",
+        d = in(_) dst, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z, w = in(_) w, b = in(_) bar
+    );
+}
+
 /// Stores a box, as a group of its own; what is outside the matrix is left out.
 #[cube]
 pub(crate) fn tma_store(map: u64, src: u32, x: u32, y: u32, z: u32) {
@@ -22,7 +33,23 @@ pub(crate) fn tma_store(map: u64, src: u32, x: u32, y: u32, z: u32) {
     );
 }
 
-/// The same, but adds f32 to what is there.
+/// The same of a tensor of four dimensions, `at` from the innermost on; in the group that is committed next.
+#[cube]
+pub(crate) fn tma_store_rank4(map: u64, src: u32, at: (u32, u32, u32, u32)) {
+    let (x, y, z, w) = at;
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [{m}, {{{x}, {y}, {z}, {w}}}], [{s}];",
+        s = in(_) src, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z, w = in(_) w
+    );
+}
+
+/// Makes a group of the stores of this unit since the last.
+#[cube]
+pub(crate) fn tma_store_commit() {
+    gpu_asm!("cp.async.bulk.commit_group;");
+}
+
+/// The same as [`tma_store`], but adds f32 to what is there.
 #[cube]
 pub(crate) fn tma_add(map: u64, src: u32, x: u32, y: u32, z: u32) {
     gpu_asm!(

@@ -1,0 +1,292 @@
+//! The gradients of keys and values.
+//!
+//! A cube makes a tile of keys of one KV head, of all query heads that read it one after the other, and blocks of
+//! queries pass by. All is turned round: rows of scores are keys, so that weights and the gradients of scores are in
+//! registers where the next products take them, and nothing goes through shared memory. Of wide heads, two warps have
+//! the same rows and half of the columns of the result each.
+
+use super::mask::{Reach, end_of_queries, first_query, reach_of_keys};
+use super::product::{Product, lanes, multiply_columns, multiply_rows, round_sums};
+use super::queries::Gradient;
+use super::rows::{Place, load_rows, stage_sums, store_rows};
+use super::score::{Numbers, Score, weigh};
+use super::work::{Heads, Sizes, head_address};
+use crate::tile::cuda::ptx::*;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn keys_kernel<E: Float, C: Size>(
+    q: &[E],
+    k: &[E],
+    v: &[E],
+    dy: &[E],
+    lse: &[f32],
+    delta: &[f32],
+    documents: &[u32],
+    dk: &mut [Vector<E, C>],
+    dv: &mut [Vector<E, C>],
+    q_heads: Heads,
+    k_heads: Heads,
+    v_heads: Heads,
+    dy_heads: Heads,
+    dk_heads: Heads,
+    dv_heads: Heads,
+    sizes: Sizes,
+    numbers: Numbers,
+    #[comptime] spec: Gradient,
+    #[define(E)] _dtype: ElemType,
+) {
+    let (plan, limits) = comptime!((spec.plan, spec.limits));
+    let (tile, rows) = comptime!((plan.tile, plan.rows));
+    let (scores_of, totals_of) = comptime!((plan.scores(), plan.totals()));
+    let pitch = comptime!(rows.pitch());
+    let block = comptime!(tile.block);
+    let (double, fragments) = comptime!((tile.stages == 2, tile.fragments));
+    let shared =
+        Shared::<[Vector<E, C>]>::new_aligned_slice(comptime!(plan.bytes() / 16), 128usize);
+    let base = generic_to_shared::<Vector<E, C>>(shared.as_ptr());
+    let at = CUBE_POS as u32;
+    if !sizes.has(at) {
+        terminate!();
+    }
+    let work = sizes.work(at, false);
+    let kv_heads = sizes.heads / sizes.group;
+    let (batch, kv_head) = (work.owner / kv_heads, work.owner % kv_heads);
+    let k_at = head_address::<E>(k, &k_heads, batch, kv_head);
+    let v_at = head_address::<E>(v, &v_heads, batch, kv_head);
+    let passing = Passing {
+        q: head_address::<E>(q, &q_heads, batch, kv_head * sizes.group),
+        dy: head_address::<E>(dy, &dy_heads, batch, kv_head * sizes.group),
+        q_head: u64::cast_from(q_heads.head) * 2,
+        dy_head: u64::cast_from(dy_heads.head) * 2,
+        q_row: q_heads.row_bytes(),
+        dy_row: dy_heads.row_bytes(),
+        lse: global_address::<f32>(lse.as_ptr()),
+        delta: global_address::<f32>(delta.as_ptr()),
+        first_head: work.owner * sizes.group,
+        queries: sizes.queries,
+    };
+
+    // The queries that see any key of the tile.
+    let row0 = work.tile * comptime!(tile.rows());
+    let last = min(row0 + comptime!(tile.rows()), sizes.keys) - 1;
+    let begin = first_query(row0, &sizes, documents, limits) / block;
+    let end = min(end_of_queries(last, &sizes, documents, limits), sizes.queries);
+    let end = (end + comptime!(block - 1)) / block;
+    let count = end - min(begin, end);
+    let total = count * sizes.group;
+    // Those that see all of this warp's keys.
+    let warp = plane_broadcast(UNIT_POS / 32, 0u32);
+    let lane = UNIT_POS % 32;
+    let owners = comptime!(tile.warps / tile.sharing);
+    let warp_row = warp % owners * comptime!(tile.warp_rows());
+    let own = row0 + warp_row;
+    let own_last = min(own + comptime!(tile.warp_rows()), sizes.keys) - 1;
+    let clear_from = first_query(own_last, &sizes, documents, limits);
+    let clear_to = end_of_queries(min(own, sizes.keys - 1), &sizes, documents, limits);
+
+    let ring = base + comptime!(plan.ring());
+    let stay_bytes = comptime!(plan.stay_bytes());
+    let (stage_bytes, block_bytes) = comptime!((plan.stage_bytes(), plan.block_bytes()));
+    let tile_rows = comptime!(tile.rows());
+    load_rows(base, k_at, k_heads.row_bytes(), row0, sizes.keys, tile_rows, rows);
+    load_rows(base + stay_bytes, v_at, v_heads.row_bytes(), row0, sizes.keys, tile_rows, rows);
+    if total > 0 {
+        passing.load(ring, 0u32.runtime(), begin * block, block, rows);
+    }
+    copy_commit();
+
+    let lanes = lanes(pitch);
+    let k_lane = base + warp_row * pitch + lanes.along;
+    // This warp's columns of the results.
+    let part = warp / owners * comptime!(totals_of.cols as u32 * 32);
+    let mut dk_totals = Array::<Vector<f32, Const<4>>>::new(comptime!(totals_of.sums()));
+    let mut dv_totals = Array::<Vector<f32, Const<4>>>::new(comptime!(totals_of.sums()));
+    #[unroll]
+    for i in 0..comptime!(totals_of.sums()) {
+        dk_totals[i] = Vector::new(0.0f32);
+        dv_totals[i] = Vector::new(0.0f32);
+    }
+    let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
+    let mut slopes = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
+    let mut weights = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
+    let mut gradients = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
+    // Block and head.
+    let mut at = 0u32.runtime();
+    let mut head = 0u32.runtime();
+    for j in 0..total {
+        let query0 = (begin + at) * block;
+        at += 1;
+        if at == count {
+            at = 0u32.runtime();
+            head += 1;
+        }
+        let (next_head, next) = (head, (begin + at) * block);
+        // The block is there, and the stage that is filled now has been read.
+        copy_wait(0u32);
+        sync_cube();
+        let stage = ring + j % comptime!(tile.stages) * stage_bytes;
+        if comptime!(double) {
+            if j + 1 < total {
+                passing.load(ring + (j + 1) % 2 * stage_bytes, next_head, next, block, rows);
+            }
+            copy_commit();
+        }
+        let right = stage + lanes.across;
+        multiply_rows(&mut scores, k_lane, right, scores_of);
+        multiply_rows(&mut slopes, k_lane + stay_bytes, right + block_bytes, scores_of);
+        let (row, col) = (own + lane / 4, query0 + lane % 4 * 2);
+        let numbers_at = stage + comptime!(2 * plan.block_bytes()) + lane % 4 * 8;
+        if query0 < clear_from || query0 + block > clear_to {
+            let reach = reach_of_keys(row, col, &sizes, documents, fragments, limits);
+            descend(
+                &mut scores,
+                &mut slopes,
+                numbers_at,
+                &numbers,
+                &reach,
+                true,
+                scores_of,
+                spec.score,
+            );
+        } else {
+            let reach = Reach::everything(fragments);
+            descend(
+                &mut scores,
+                &mut slopes,
+                numbers_at,
+                &numbers,
+                &reach,
+                false,
+                scores_of,
+                spec.score,
+            );
+        }
+        round_sums(&scores, &mut weights, scores_of);
+        round_sums(&slopes, &mut gradients, scores_of);
+        let right = stage + lanes.along + part;
+        multiply_columns(&mut dv_totals, &weights, right + block_bytes, totals_of);
+        multiply_columns(&mut dk_totals, &gradients, right, totals_of);
+        if comptime!(!double) {
+            sync_cube();
+            if j + 1 < total {
+                passing.load(ring, next_head, next, block, rows);
+            }
+            copy_commit();
+        }
+    }
+
+    let mut ones = Array::<f32>::new(comptime!(2 * fragments));
+    let mut scales = Array::<f32>::new(comptime!(2 * fragments));
+    #[unroll]
+    for i in 0..comptime!(2 * fragments) {
+        ones[i] = f32::new(1.0);
+        scales[i] = numbers.scale;
+    }
+    // Keys and values make room for their gradients: others may have the same rows, and where no query sees them
+    // they may still be on their way.
+    copy_wait(0u32);
+    sync_cube();
+    let staged = warp_row * pitch + part;
+    stage_sums(&dk_totals, &scales, base + staged, totals_of);
+    stage_sums(&dv_totals, &ones, base + staged + stay_bytes, totals_of);
+    let (end, chunk) = (sizes.keys, part / 16);
+    let (dk_base, dv_base) = (dk_heads.element(batch, kv_head), dv_heads.element(batch, kv_head));
+    let place = Place { base: dk_base, row: dk_heads.row, first: own, end, chunk };
+    store_rows::<E, C>(&shared, dk, staged, &place, totals_of, rows);
+    let place = Place { base: dv_base, row: dv_heads.row, first: own, end, chunk };
+    store_rows::<E, C>(&shared, dv, staged + stay_bytes, &place, totals_of, rows);
+}
+
+/// What passes by: queries, their gradients, and the two numbers of each; the heads of a group one after the other.
+#[derive(CubeType, Clone, Copy)]
+struct Passing {
+    q: u64,
+    dy: u64,
+    q_head: u64,
+    dy_head: u64,
+    q_row: u64,
+    dy_row: u64,
+    lse: u64,
+    delta: u64,
+    /// The first head of the group, which counts those of the batches before.
+    first_head: u32,
+    queries: u32,
+}
+
+#[cube]
+impl Passing {
+    /// Begins to copy a block from query `first` of head `head` of the group on; zeros behind the last one, which
+    /// are worth nothing.
+    fn load(
+        &self,
+        dst: u32,
+        head: u32,
+        first: u32,
+        #[comptime] block: u32,
+        #[comptime] rows: super::rows::Rows,
+    ) {
+        let block_bytes = comptime!(block * rows.pitch());
+        let q = self.q + u64::cast_from(head) * self.q_head;
+        let dy = self.dy + u64::cast_from(head) * self.dy_head;
+        load_rows(dst, q, self.q_row, first, self.queries, block, rows);
+        load_rows(dst + block_bytes, dy, self.dy_row, first, self.queries, block, rows);
+        let before = u64::cast_from(self.first_head + head) * u64::cast_from(self.queries);
+        let dst = dst + comptime!(2 * block_bytes);
+        #[unroll]
+        for i in 0..comptime!((2 * block).div_ceil(rows.units)) {
+            let at = UNIT_POS + comptime!(i * rows.units);
+            if at < comptime!(2 * block) {
+                let query = first + at % block;
+                let from = select(at < block, self.lse, self.delta);
+                let from = from + (before + u64::cast_from(query)) * 4;
+                copy_4(dst + at * 4, from, select(query < self.queries, 4u32, 0u32));
+            }
+        }
+    }
+}
+
+/// Makes scores weights, and the gradients of weights those of scores, but for the scale. The log-sum-exps of the
+/// columns are from `numbers_at` on, and behind those of the block what is taken off the gradients.
+#[cube]
+fn descend(
+    scores: &mut Array<Vector<f32, Const<4>>>,
+    slopes: &mut Array<Vector<f32, Const<4>>>,
+    numbers_at: u32,
+    numbers: &Numbers,
+    reach: &Reach,
+    #[comptime] masked: bool,
+    #[comptime] product: Product,
+    #[comptime] kind: Score,
+) {
+    let across = comptime!(2 * product.cols);
+    #[unroll]
+    for c in 0..across {
+        let exponents = load_pair(numbers_at + comptime!(c as u32 * 32));
+        let deltas = load_pair(numbers_at + comptime!((across + c) as u32 * 32));
+        #[unroll]
+        for i in 0..comptime!(product.rows) {
+            let at = comptime!(i * across + c);
+            let (mut weights, mut gradients) = (scores[at], slopes[at]);
+            #[unroll]
+            for e in 0..4usize {
+                let (score, slope) = (weights.extract(e), gradients.extract(e));
+                let (weight, steep) =
+                    weigh(score, exponents.extract(comptime!(e % 2)), numbers, kind);
+                let gradient = steep * (slope - deltas.extract(comptime!(e % 2)));
+                if comptime!(masked) {
+                    let seen =
+                        reach.takes(comptime!(2 * i + e / 2), comptime!((c * 8 + e % 2) as i32));
+                    weights.insert(e, select(seen, weight, 0.0f32));
+                    gradients.insert(e, select(seen, gradient, 0.0f32));
+                } else {
+                    weights.insert(e, weight);
+                    gradients.insert(e, gradient);
+                }
+            }
+            scores[at] = weights;
+            slopes[at] = gradients;
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Attention on NVIDIA's tensor cores.
+
+pub(crate) mod mma;
+pub(crate) mod wgmma;
