@@ -5,6 +5,9 @@
 //! softmax of the former is under the latter. Where warpgroups take turns, each issues both products at once and lets
 //! the next one go on: the softmax of one is under the products of the others.
 
+// A sum is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
 use super::block::{Reading, Rings, TURNS, Warpgroup, begin_block, end_block, pass, step};
 use super::forward::NONE;
 use super::output::{store, write_lse};

@@ -5,6 +5,9 @@
 //! last block to the first, and runs ahead into the next tile. It says which tile that is beside the queries.
 //! Two or three warpgroups, which take over its registers, multiply 64 queries each.
 
+// A sum is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
 use super::block::Rings;
 use super::consumer::consume;
 use super::places::{Places, QueryTile, blocks, query_tile};
@@ -47,7 +50,8 @@ pub(crate) fn attention_wgmma_kernel<E: Float>(
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp >= comptime!(4 * groups) {
         registers_decrease(comptime!(forward.registers()[1]));
-        if warp == comptime!(4 * groups) && UNIT_POS % 32 == 0 {
+        let lane = UNIT_POS % 32;
+        if warp == comptime!(4 * groups) && lane == 0 {
             let maps = Maps {
                 q: tensor_map_address(q),
                 k: tensor_map_address(k),
