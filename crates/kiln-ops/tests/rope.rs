@@ -1,12 +1,15 @@
 //! rope on every device: values and gradients against float64, layouts, autodiff, errors.
 
 mod common;
+#[path = "common/orders.rs"]
+mod orders;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
 use kiln_ops::oracle::rope as oracle;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
+use orders::{ORDERS, Order};
 
 /// One pair, odd pairs, heads that CUDA pitches, more heads than a unit takes, more than one cube.
 const SHAPES: &[[usize; 4]] = &[
@@ -21,46 +24,6 @@ const SHAPES: &[[usize; 4]] = &[
 ];
 
 const OFFSET: usize = 11;
-
-/// How an input lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Order {
-    /// `[B, H, T, D]`.
-    Heads,
-    /// `[B, T, H, D]`.
-    Positions,
-    /// The middle heads of a `[B, T, 3·H, D]`.
-    Cut,
-    /// `[B, H, D, T]`: channels apart.
-    Channels,
-}
-
-const ORDERS: [Order; 4] = [Order::Heads, Order::Positions, Order::Cut, Order::Channels];
-
-impl Order {
-    /// The shape in memory.
-    fn shape(self, [b, h, t, d]: [usize; 4]) -> [usize; 4] {
-        match self {
-            Self::Heads => [b, h, t, d],
-            Self::Positions => [b, t, h, d],
-            Self::Cut => [b, t, 3 * h, d],
-            Self::Channels => [b, h, d, t],
-        }
-    }
-
-    /// What lies so, as `[B, H, T, D]`.
-    fn view(self, x: Tensor<4>) -> Tensor<4> {
-        match self {
-            Self::Heads => x,
-            Self::Positions => x.swap_dims(1, 2),
-            Self::Cut => {
-                let heads = x.dims()[2] / 3;
-                x.narrow(2, heads, heads).swap_dims(1, 2)
-            }
-            Self::Channels => x.swap_dims(2, 3),
-        }
-    }
-}
 
 /// A leaf in an order, and what it holds as `[B, H, T, D]`.
 fn input(

@@ -41,17 +41,10 @@ pub(crate) fn takes(problem: &Problem) -> bool {
         && matches!(problem.q.tensor.dtype, DType::BF16 | DType::F16)
         && (16..=256).contains(&width)
         && width.is_multiple_of(CHUNK)
-        && [&problem.q, &problem.k, &problem.v].into_iter().all(aligned)
+        && [&problem.q, &problem.k, &problem.v].into_iter().all(|view| view.aligned(width))
         && [Pass::Forward, Pass::Queries, Pass::Keys]
             .into_iter()
             .all(|pass| plan(pass, problem).is_some())
-}
-
-/// Whether every row begins at a multiple of 16 bytes.
-fn aligned(view: &HeadsView) -> bool {
-    let offset = view.tensor.handle.offset_start.unwrap_or(0) as usize;
-    let strides = [view.batch_stride, view.head_stride, view.row_stride];
-    offset.is_multiple_of(16) && strides.iter().all(|stride| stride.is_multiple_of(CHUNK))
 }
 
 fn plan(pass: Pass, problem: &Problem) -> Option<Plan> {

@@ -33,15 +33,3 @@ pub(super) fn map(
         .with_swizzle(TensorMapSwizzle::B128)
         .with_prefetch(TensorMapPrefetch::B256)
 }
-
-/// Whether TMA can read and write such heads: what begins somewhere begins at multiples of 16 bytes.
-pub(super) fn aligned(view: &HeadsView, sizes: &Sizes) -> bool {
-    let strides = [
-        (sizes.batches, view.batch_stride),
-        (view.first + sizes.heads, view.head_stride),
-        (sizes.queries.max(sizes.keys), view.row_stride),
-    ];
-    let offset = view.tensor.handle.offset_start.unwrap_or(0) as usize;
-    offset.is_multiple_of(16)
-        && strides.iter().all(|(count, stride)| *count <= 1 || stride.is_multiple_of(8))
-}

@@ -39,7 +39,7 @@ pub(crate) fn takes(problem: &Problem) -> bool {
         // The largest score is found before it is scaled.
         && problem.scale > 0.0
         && problem.softcap.is_none_or(|cap| cap > 0.0)
-        && views.into_iter().all(|view| maps::aligned(view, sizes))
+        && views.into_iter().all(|view| view.aligned(sizes.width))
 }
 
 /// Writes o; and lse if it is given.
