@@ -137,7 +137,7 @@ pub struct Query<N> {
     inverse: N,
 }
 
-/// The gradients of the scores of a query, p·(dp − Σ p·dp)·scale, and what they are made of.
+/// The gradients of the scaled scores of a query, p·(dp − Σ p·dp), and what they are made of.
 pub struct Scores<N> {
     gradients: Vec<N>,
     pulled: Vec<N>,
@@ -205,7 +205,7 @@ impl<N: Number> Query<N> {
 
     /// What its row of dy makes of the scores.
     pub fn scores(&self, v: &[N], dy: &[N]) -> Scores<N> {
-        let (d, scale, e) = (self.d, self.scale, &self.exponentials);
+        let (d, e) = (self.d, &self.exponentials);
         let dp = |s: usize| {
             let pairs = dy.iter().copied().zip(d.row(v, s).iter().copied());
             N::dot(pairs).stored_by(Path::Reference)
@@ -221,7 +221,7 @@ impl<N: Number> Query<N> {
         }
         let delta = delta.of_row();
         // Burn's way is four operations longer.
-        let ds = |(e, dp): (&N, &N)| (self.probability(*e) * (*dp - delta) * scale).off_by(8.0);
+        let ds = |(e, dp): (&N, &N)| (self.probability(*e) * (*dp - delta)).off_by(8.0);
         let gradients = self.sloped(e.iter().zip(&dp).map(ds).collect());
         Scores { gradients, pulled, delta }
     }
@@ -238,7 +238,7 @@ impl<N: Number> Query<N> {
     pub fn gradient(&self, k: &[N], scores: &Scores<N>) -> Vec<N> {
         let (d, Scores { gradients, pulled, delta }) = (self.d, scores);
         let (pulled, e) = (self.sloped(pulled.clone()), self.sloped(self.exponentials.clone()));
-        let storing: Vec<N> = gradients.iter().map(|ds| ds.storing()).collect();
+        let storing: Vec<N> = gradients.iter().map(|ds| self.storing(*ds)).collect();
         let column = |i: usize| {
             let with = |of: &[N]| N::dot(of.iter().copied().zip(self.column(k, i)));
             let sums = (with(&pulled) - *delta * with(&e)) * self.inverse * self.scale;
@@ -247,8 +247,17 @@ impl<N: Number> Query<N> {
         (0..d.width).map(column).collect()
     }
 
-    /// The gradients of the scores as they are stored; 0 of keys that are not seen.
+    /// Its scale times the gradients of the scores as they are stored; 0 of keys that are not seen.
     pub fn stored(&self, scores: Scores<N>) -> Vec<N> {
-        self.among_all(scores.gradients.into_iter().map(N::stored))
+        let stored = |ds: N| (ds.stored_by(Path::Fused) * self.scale).stored_by(Path::Reference);
+        self.among_all(scores.gradients.into_iter().map(stored))
+    }
+
+    /// What storing the gradient of a score is off by. Kernels multiply sums of what is stored by the scale.
+    fn storing(&self, ds: N) -> N {
+        match ds.path() {
+            Path::Fused => ds.storing() * self.scale,
+            Path::Reference => (ds * self.scale).storing(),
+        }
     }
 }
