@@ -204,10 +204,13 @@ def record(call, calls, pool):
         return lambda: repeat(call, calls), False
 
 
-def burst(run):
-    """Milliseconds on the device."""
+def burst(run, before=None):
+    """Milliseconds on the device. It is still busy with `before` when `run` is launched: a burst of a few calls has
+    no time of the host in it."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    if before:
+        before()
     start.record()
     run()
     end.record()
@@ -251,11 +254,10 @@ def time_together(peers, which, sets, cotangents, rounds):
         runs.append((run, length, times, call, []))
     for _ in range(rounds):
         for run, length, times, call, found in runs:
-            if call.restore:
-                call.restore()
             # Bursts without pauses heat the board up to its limit and time that.
             time.sleep(PAUSE)
-            found.append(burst(lambda: [run() for _ in range(times)]) / (length * times) * 1e3)
+            ms = burst(lambda: [run() for _ in range(times)], call.restore)
+            found.append(ms / (length * times) * 1e3)
     for row, (*_, found) in zip(rows.values(), runs):
         found.sort()
         at = lambda share: found[int((len(found) - 1) * share + 0.5)]

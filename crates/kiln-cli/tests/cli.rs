@@ -290,6 +290,22 @@ fn the_ladder_is_that_of_one_operator() {
     }
 }
 
+#[test]
+fn what_cannot_be_done_is_said_before_anything_is_timed() {
+    let place = place();
+    let bench = ["bench", "matmul", "--device", "cpu"];
+    let verify = ["verify", "rms_norm", "--device", "cpu"];
+    for (args, more, named) in [
+        (&bench, ["--tiles", "wgmma"], "--tiles wgmma: cpu has no such tiles"),
+        (&bench, ["--json", "no/run.json"], "cannot write no/run.json"),
+        (&bench, ["--policy", "no/policy.toml"], "cannot write no/policy.toml"),
+        (&verify, ["--json", "no/reports.json"], "cannot write no/reports.json"),
+    ] {
+        let line = error(place.path(), &[&args[..], &more].concat());
+        assert!(line.contains(named), "{line}");
+    }
+}
+
 /// The files of a run of Kiln, one of a peer on the same GPU, and a page with their table.
 fn pages() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pages")

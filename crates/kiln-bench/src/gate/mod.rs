@@ -141,7 +141,7 @@ pub fn family(name: &str) -> Result<&'static str, String> {
 }
 
 /// Whether the family of this name runs on a device with operands of this element type.
-pub(crate) fn runs(name: &str, dtype: DType, device: &Device) -> bool {
+pub fn runs(name: &str, dtype: DType, device: &Device) -> bool {
     #[cfg(feature = "cube")]
     return kiln_ops::tile::families(device, dtype).iter().any(|family| family.name() == name);
     #[cfg(not(feature = "cube"))]

@@ -1,9 +1,11 @@
 //! `kiln bench`: times behind the gate, runs side by side, and the tables of documents.
 
+use super::{expect_writable, write};
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
 use clap::ValueEnum;
 use kiln_bench::bench::{self, Ceilings, Pass, Plan, Run, Selection, Watch};
+use kiln_bench::gate;
 use kiln_bench::registry::Scale;
 use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
@@ -128,6 +130,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !opened.device.supports_dtype(dtype) {
         bail!("{} does not have {dtype:?}", opened.name);
     }
+    if let Some(family) = args.tiles.filter(|name| !gate::runs(name, dtype, &opened.device)) {
+        bail!("--tiles {family}: {} has no such tiles for {dtype:?}", opened.name);
+    }
+    expect_writable(args.json.as_deref())?;
+    expect_writable(args.policy.as_deref())?;
     if args.ladder {
         return ladder(&args, &opened, dtype);
     }
@@ -247,8 +254,4 @@ fn read(path: &Path) -> anyhow::Result<Run> {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text)
         .with_context(|| format!("{} is no run of the bench", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

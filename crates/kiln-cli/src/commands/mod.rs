@@ -7,6 +7,10 @@ pub mod op;
 pub mod train;
 pub mod verify;
 
+use anyhow::Context;
+use std::fs::OpenOptions;
+use std::path::Path;
+
 /// The operators with these names; all if there are none.
 pub fn operators(
     names: &[String],
@@ -16,6 +20,18 @@ pub fn operators(
         return Ok(registry::all().to_vec());
     }
     names.iter().map(|name| registry::find(name).map_err(|e| anyhow::anyhow!(e))).collect()
+}
+
+/// Refuses a file that cannot be written before the work of which it is to hold the results.
+pub fn expect_writable(path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Writes a file.
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The element type of this name.

@@ -44,6 +44,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let ops = super::operators(&args.ops)?;
     let opened = device::open(&args.device)?;
+    super::expect_writable(args.json.as_deref())?;
     if !args.worker {
         eprintln!("device: {}", opened.why);
     }
@@ -86,7 +87,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     println!("{} green, {red} red, on {}", reports.len() - red, opened.name);
     if let Some(path) = args.json {
         let text = serde_json::to_string_pretty(&reports)?;
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        super::write(&path, &text)?;
     }
     Ok(if red == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

@@ -4,8 +4,12 @@ use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A CUDA toolkit: NVRTC is found by the dynamic loader, headers and ptxas below this folder.
-pub struct Toolkit(PathBuf);
+/// A CUDA toolkit: NVRTC is found by the dynamic loader, headers and ptxas below a folder.
+pub struct Toolkit {
+    folder: PathBuf,
+    /// What its ptxas calls itself.
+    pub name: String,
+}
 
 /// What ptxas says of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,13 +23,17 @@ pub struct Usage {
 impl Toolkit {
     /// That of `KILN_CUDA_TOOLKIT`.
     pub fn find() -> Option<Self> {
-        Some(Self(std::env::var_os("KILN_CUDA_TOOLKIT")?.into()))
+        let folder: PathBuf = std::env::var_os("KILN_CUDA_TOOLKIT")?.into();
+        let out = Command::new(folder.join("bin/ptxas")).arg("--version").output();
+        let out = out.expect("KILN_CUDA_TOOLKIT names a folder with bin/ptxas").stdout;
+        let name = String::from_utf8_lossy(&out).lines().last().unwrap_or_default().into();
+        Some(Self { folder, name })
     }
 
     /// Compiles for compute capability 8.0 or 9.0, as the runtime does.
     pub fn usage(&self, code: &str, capability: u32) -> Result<Usage, String> {
         let arch = if capability == 90 { "sm_90a" } else { "sm_80" };
-        let include = |path: &str| self.0.join(path).to_string_lossy().into_owned();
+        let include = |path: &str| self.folder.join(path).to_string_lossy().into_owned();
         let options = CompileOptions {
             options: vec![format!("--gpu-architecture={arch}"), "-lineinfo".into()],
             include_paths: vec![include("include"), include("include/cccl")],
@@ -35,14 +43,15 @@ impl Toolkit {
         let file = tempfile::Builder::new().suffix(".ptx").tempfile().map_err(|e| e.to_string())?;
         std::fs::write(file.path(), ptx.to_src()).map_err(|e| e.to_string())?;
         let cubin = file.path().with_extension("cubin");
-        let out = Command::new(self.0.join("bin/ptxas"))
+        let out = Command::new(self.folder.join("bin/ptxas"))
             .args(["-v", "-arch", arch, "-o"])
             .args([&cubin, file.path()])
             .output()
             .map_err(|e| format!("ptxas: {e}"))?;
         let _ = std::fs::remove_file(cubin);
         let text = String::from_utf8_lossy(&out.stderr);
-        if !out.status.success() || text.contains("warning") {
+        // C75xx: wgmma whose products are made one after the other.
+        if !out.status.success() || text.contains("warning") || text.contains("(C75") {
             return Err(format!("ptxas: {text}"));
         }
         let number = |after: &str, unit: &str| {

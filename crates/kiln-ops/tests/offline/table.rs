@@ -1,0 +1,70 @@
+//! What is recorded of every kernel.
+
+use crate::toolkit::Usage;
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter, Result};
+
+const HEAD: &str = "registers  spilled  stack  shared  source        kernel";
+
+/// Rows by the names of their kernels, and the toolkit that compiled them.
+#[derive(Default)]
+pub struct Table {
+    pub toolkit: String,
+    pub rows: BTreeMap<String, Row>,
+}
+
+/// What was found of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    pub usage: Usage,
+    /// Bytes of shared memory.
+    pub shared: usize,
+    /// A hash of its CUDA C++.
+    pub source: String,
+}
+
+/// The hash of a kernel's CUDA C++.
+pub fn hash(code: &str) -> String {
+    blake3::hash(code.as_bytes()).to_hex()[..12].into()
+}
+
+impl Table {
+    /// What [`Display`] writes; without rows that it would not write.
+    pub fn parse(text: &str) -> Self {
+        let mut lines = text.lines();
+        let toolkit = lines.next().unwrap_or_default().into();
+        Self { toolkit, rows: lines.filter_map(Row::parse).collect() }
+    }
+
+    /// That of a kernel, if it was compiled from this source by this toolkit.
+    pub fn known(&self, toolkit: &str, name: &str, source: &str) -> Option<Usage> {
+        let row = self.rows.get(name).filter(|row| row.source == source)?;
+        (self.toolkit == toolkit).then_some(row.usage)
+    }
+}
+
+impl Row {
+    fn parse(line: &str) -> Option<(String, Self)> {
+        let mut words = line.split_whitespace();
+        let [registers, spilled, stack, shared] =
+            std::array::from_fn(|_| words.next().and_then(|word| word.parse::<u32>().ok()));
+        let usage = Usage { registers: registers?, spilled: spilled?, stack: stack? };
+        let source = words.next()?.into();
+        Some((
+            words.collect::<Vec<_>>().join(" "),
+            Self { usage, shared: shared? as usize, source },
+        ))
+    }
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        writeln!(f, "{}\n{HEAD}", self.toolkit)?;
+        for (name, Row { usage, shared, source }) in &self.rows {
+            let (registers, spilled, stack) = (usage.registers, usage.spilled, usage.stack);
+            let numbers = format!("{registers:>9} {spilled:>8} {stack:>6} {shared:>7}");
+            writeln!(f, "{numbers}  {source}  {name}")?;
+        }
+        Ok(())
+    }
+}
