@@ -30,9 +30,9 @@ mod simt;
 
 pub use documents::Documents;
 
+use crate::OpError;
 use crate::check::Check;
 use crate::policy::{self, Choice};
-use crate::{OpError, device};
 use burn::tensor::Tensor;
 
 const OP: &str = "attention";
@@ -206,12 +206,11 @@ fn check_documents<const D: usize>(
     Check(OP).device("documents", &documents.bounds.device(), &t.device().inner())
 }
 
-/// Kernels take heads up to [`WIDEST`]. On CUDA they run where they are asked for: they are not timed there yet.
+/// Kernels take heads up to [`WIDEST`].
 fn choose<const D: usize>(largest: &Tensor<D>, width: usize) -> Result<Choice, OpError> {
     let fits = match width <= WIDEST {
         true => Ok(()),
         false => Err(format!("kernels take heads of 1 to {WIDEST} elements, these have {width}")),
     };
-    let timed = !device::is_cuda(&largest.device());
-    policy::choose_if(OP, largest.shape().num_elements(), largest, fits, timed)
+    policy::choose_if(OP, largest.shape().num_elements(), largest, fits)
 }

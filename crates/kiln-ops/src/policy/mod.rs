@@ -115,11 +115,6 @@ pub struct Call<'a> {
 
 /// Whether the fused kernel runs (`true`) or the reference.
 pub fn fused(call: &Call<'_>) -> Result<bool, OpError> {
-    decide(call, true)
-}
-
-/// `unmeasured`: what `auto` takes where nothing was measured.
-fn decide(call: &Call<'_>, unmeasured: bool) -> Result<bool, OpError> {
     let wish = FORCED.with(Cell::get).unwrap_or_else(|| wish(call.op));
     match (wish, kernel_runs(call)) {
         (Implementation::Reference, _) => Ok(false),
@@ -131,7 +126,7 @@ fn decide(call: &Call<'_>, unmeasured: bool) -> Result<bool, OpError> {
         (Implementation::Auto, Ok(())) => {
             let policy = POLICY.read().unwrap_or_else(|e| e.into_inner());
             let measured = policy.as_ref().and_then(|p| p.table.find(call));
-            Ok(measured.map_or(unmeasured, |m| m.faster() == Implementation::Fused))
+            Ok(measured.is_none_or(|m| m.faster() == Implementation::Fused))
         }
     }
 }
@@ -152,17 +147,8 @@ pub(crate) fn choose<const D: usize>(
     elements: usize,
     like: &Tensor<D>,
 ) -> Result<Choice, OpError> {
-    choose_unmeasured(op, elements, like, true)
-}
-
-fn choose_unmeasured<const D: usize>(
-    op: &'static str,
-    elements: usize,
-    like: &Tensor<D>,
-    unmeasured: bool,
-) -> Result<Choice, OpError> {
     let (dtype, device) = (like.dtype(), &like.device());
-    Ok(match decide(&Call { op, elements, dtype, device, has_kernel: true }, unmeasured)? {
+    Ok(match fused(&Call { op, elements, dtype, device, has_kernel: true })? {
         #[cfg(feature = "cube")]
         true => Choice::Fused,
         _ => Choice::Reference,
@@ -170,18 +156,16 @@ fn choose_unmeasured<const D: usize>(
 }
 
 /// The same of an operator whose kernels do not take every call: where this one does not fit, for a reason, the
-/// reference runs, and to ask for the kernel is an error. `unmeasured` says whether the kernel runs where nobody
-/// asks and nothing was measured.
+/// reference runs, and to ask for the kernel is an error.
 pub(crate) fn choose_if<const D: usize>(
     op: &'static str,
     elements: usize,
     like: &Tensor<D>,
     fits: Result<(), String>,
-    unmeasured: bool,
 ) -> Result<Choice, OpError> {
     let wish = || FORCED.with(Cell::get).unwrap_or_else(|| wish(op));
     match fits {
-        Ok(()) => choose_unmeasured(op, elements, like, unmeasured),
+        Ok(()) => choose(op, elements, like),
         Err(reason) if wish() == Implementation::Fused => {
             Err(OpError::Unsupported { op, device: device_name(&like.device()), reason })
         }

@@ -25,31 +25,31 @@ use cubecl_runtime::memory_management::{
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId};
 use cubecl_server::allocator::PitchedMemoryLayoutPolicy;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 /// What a launch compiled to.
 pub struct Source {
     pub kernel: &'static str,
-    /// What tells it from other variants of the kernel.
-    pub id: String,
     /// Or the error of CubeCL.
     pub code: Result<String, String>,
     pub shared: usize,
 }
 
-static COMPILED: Mutex<Vec<Source>> = Mutex::new(Vec::new());
+/// What launches compiled to that nobody has asked for yet, by the compute capability of their device.
+static COMPILED: Mutex<BTreeMap<u32, Vec<Source>>> = Mutex::new(BTreeMap::new());
 
-/// The kernels that `f` launches on the device of [`client`], once each.
-pub fn compiled(client: &Client, f: impl FnOnce()) -> Vec<Source> {
+/// The kernels that `f` is the first to launch on the [`client`] of this compute capability.
+pub fn compiled(client: &Client, capability: u32, f: impl FnOnce()) -> Vec<Source> {
     f();
     let _ = client.flush();
-    std::mem::take(&mut *COMPILED.lock().unwrap())
+    COMPILED.lock().unwrap().remove(&capability).unwrap_or_default()
 }
 
 /// The device of compute capability 8.0 or 9.0.
 pub fn client(capability: u32) -> Client {
     let id = DeviceId::new(0, capability as u16);
-    Client::init(id, Offline { utilities: utilities(id, capability) })
+    Client::init(id, Offline::init(id))
 }
 
 fn properties(capability: u32) -> DeviceProperties {
@@ -117,13 +117,16 @@ fn utilities(id: DeviceId, capability: u32) -> Arc<ServerUtilities> {
 
 #[derive(Debug)]
 struct Offline {
+    capability: u32,
     utilities: Arc<ServerUtilities>,
+    /// Kernels that were launched.
+    seen: BTreeSet<String>,
 }
 
 impl Offline {
     fn compile(&self, kernel: &dyn CubeKernel) -> Result<(String, usize), String> {
         let definition = define_kernel(kernel).map_err(|e| e.to_string())?;
-        let hopper = self.utilities.properties.features.cube_cluster;
+        let hopper = self.capability == 90;
         let supports_features = CppSupportedFeatures {
             grid_constants: true,
             clusters: hopper,
@@ -141,7 +144,8 @@ impl Offline {
 
 impl DeviceService for Offline {
     fn init(id: DeviceId) -> Self {
-        Self { utilities: utilities(id, id.index_id as u32) }
+        let capability = id.index_id as u32;
+        Self { capability, utilities: utilities(id, capability), seen: BTreeSet::new() }
     }
 
     fn utilities(&self) -> ServerUtilitiesHandle {
@@ -203,12 +207,15 @@ impl Server for Offline {
         _stream: StreamId,
         _mode: LaunchMode,
     ) {
+        if !self.seen.insert(format!("{:?}", kernel.id())) {
+            return;
+        }
         let (code, shared) = match self.compile(&*kernel) {
             Ok((code, shared)) => (Ok(code), shared),
             Err(error) => (Err(error), 0),
         };
-        let (name, id) = (kernel.name(), format!("{:?}", kernel.id()));
-        COMPILED.lock().unwrap().push(Source { kernel: name, id, code, shared });
+        let source = Source { kernel: kernel.name(), code, shared };
+        COMPILED.lock().unwrap().entry(self.capability).or_default().push(source);
     }
 
     fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {

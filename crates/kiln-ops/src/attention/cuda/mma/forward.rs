@@ -4,12 +4,14 @@
 //! block of keys stay in registers, where they become weights, which are the left operand of the product with
 //! the values. While a block is attended to the next one is on its way.
 
-use super::mask::{Limits, Reach, end_of_keys, first_key, reach_of_queries};
+use super::mask::{Limits, Reach, Side, Span};
 use super::plan::Plan;
-use super::product::{Product, lanes, multiply_columns, multiply_rows, round_sums};
-use super::rows::{Place, load_rows, stage_sums, store_rows};
+use super::product::{
+    Product, for_rows, lanes, multiply_columns, multiply_rows, round_sums, zeros,
+};
+use super::rows::{Place, stage_sums, store_rows};
 use super::score::{Numbers, Score, exponent_factor, shaped};
-use super::work::{Heads, Sizes, head_address};
+use super::work::{Heads, Sizes, head_of};
 use crate::exponential::{exp2, log2};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -57,56 +59,34 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
     let work = sizes.work(at, true);
     let (batch, head) = (work.owner / sizes.heads, work.owner % sizes.heads);
     let kv_head = head / sizes.group;
-    let q_at = head_address::<E>(q, &q_heads, batch, head);
-    let k_at = head_address::<E>(k, &k_heads, batch, kv_head);
-    let v_at = head_address::<E>(v, &v_heads, batch, kv_head);
-    let (k_row, v_row) = (k_heads.row_bytes(), v_heads.row_bytes());
-
-    // The keys that any query of the tile sees.
-    let row0 = work.tile * comptime!(tile.rows());
-    let last = min(row0 + comptime!(tile.rows()), sizes.queries) - 1;
-    let begin = first_key(row0, &sizes, documents, limits) / block;
-    let end = (end_of_keys(last, &sizes, documents, limits) + comptime!(block - 1)) / block;
-    let count = end - min(begin, end);
-    // Those that all of this warp's queries see.
-    let warp = plane_broadcast(UNIT_POS / 32, 0u32);
-    let lane = UNIT_POS % 32;
-    let warp_row = warp * comptime!(tile.warp_rows());
-    let own = row0 + warp_row;
-    let own_last = min(own + comptime!(tile.warp_rows()), sizes.queries) - 1;
-    let clear_from = first_key(own_last, &sizes, documents, limits);
-    let clear_to = end_of_keys(min(own, sizes.queries - 1), &sizes, documents, limits);
+    let query_rows = head_of::<E>(q, &q_heads, batch, head, sizes.queries);
+    let key_rows = head_of::<E>(k, &k_heads, batch, kv_head, sizes.keys);
+    let value_rows = head_of::<E>(v, &v_heads, batch, kv_head, sizes.keys);
+    let span = Span::new(work.tile, &sizes, documents, Side::Queries, plan, limits);
+    let (own, count) = (span.own, span.count);
 
     let ring = base + comptime!(plan.ring());
     let (stage_bytes, block_bytes) = comptime!((plan.stage_bytes(), plan.block_bytes()));
-    load_rows(base, q_at, q_heads.row_bytes(), row0, sizes.queries, comptime!(tile.rows()), rows);
+    query_rows.load(base, span.first, comptime!(tile.rows()), rows);
     if count > 0 {
-        let first = begin * block;
-        load_rows(ring, k_at, k_row, first, sizes.keys, block, rows);
+        let first = span.begin * block;
+        key_rows.load(ring, first, block, rows);
         if comptime!(double) {
-            load_rows(ring + block_bytes, v_at, v_row, first, sizes.keys, block, rows);
+            value_rows.load(ring + block_bytes, first, block, rows);
         }
     }
     copy_commit();
 
+    let lane = UNIT_POS % 32;
     let lanes = lanes(pitch);
-    let q_lane = base + warp_row * pitch + lanes.along;
-    let mut totals = Array::<Vector<f32, Const<4>>>::new(comptime!(totals_of.sums()));
-    #[unroll]
-    for i in 0..comptime!(totals_of.sums()) {
-        totals[i] = Vector::new(0.0f32);
-    }
-    let mut largest = Array::<f32>::new(comptime!(2 * fragments));
-    let mut sums = Array::<f32>::new(comptime!(2 * fragments));
-    #[unroll]
-    for i in 0..comptime!(2 * fragments) {
-        largest[i] = f32::new(f32::NEG_INFINITY);
-        sums[i] = f32::new(0.0);
-    }
+    let q_lane = base + span.own_in_cube * pitch + lanes.along;
+    let mut totals = zeros(totals_of);
+    let mut largest = for_rows(f32::new(f32::NEG_INFINITY), scores_of);
+    let mut sums = for_rows(f32::new(0.0), scores_of);
     let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut weights = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
     for j in 0..count {
-        let key0 = (begin + j) * block;
+        let key0 = (span.begin + j) * block;
         let next = key0 + block;
         // The block is there, and the stage that is filled now has been read.
         copy_wait(0u32);
@@ -115,11 +95,11 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
         if comptime!(double) {
             if j + 1 < count {
                 let into = ring + (j + 1) % 2 * stage_bytes;
-                load_rows(into, k_at, k_row, next, sizes.keys, block, rows);
-                load_rows(into + block_bytes, v_at, v_row, next, sizes.keys, block, rows);
+                key_rows.load(into, next, block, rows);
+                value_rows.load(into + block_bytes, next, block, rows);
             }
         } else {
-            load_rows(ring + block_bytes, v_at, v_row, key0, sizes.keys, block, rows);
+            value_rows.load(ring + block_bytes, key0, block, rows);
         }
         copy_commit();
         multiply_rows(&mut scores, q_lane, stage + lanes.across, scores_of);
@@ -127,16 +107,17 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
             copy_wait(0u32);
             sync_cube();
             if j + 1 < count {
-                load_rows(ring, k_at, k_row, next, sizes.keys, block, rows);
+                key_rows.load(ring, next, block, rows);
             }
             copy_commit();
         }
         if comptime!(spec.score != Score::Positive) {
             shape_scores(&mut scores, &numbers, scores_of, spec.score);
         }
-        if key0 < clear_from || next > clear_to {
-            let col = key0 + lane % 4 * 2;
-            let reach = reach_of_queries(own + lane / 4, col, &sizes, documents, fragments, limits);
+        if !span.clear(key0, block) {
+            let (row, col) = (own + lane / 4, key0 + lane % 4 * 2);
+            let side = comptime!(Side::Queries);
+            let reach = Reach::new(row, col, &sizes, documents, fragments, side, limits);
             mask_scores(&mut scores, &reach, scores_of);
         }
         let factor = exponent_factor(&numbers, spec.score);
@@ -164,7 +145,7 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
     // Where nothing was seen, the queries may still be on their way to where the result goes.
     copy_wait(0u32);
     sync_cube();
-    let staged = warp_row * pitch;
+    let staged = span.own_in_cube * pitch;
     stage_sums(&totals, &factors, base + staged, totals_of);
     let (o_base, end) = (o_heads.element(batch, head), sizes.queries);
     let place = Place { base: o_base, row: o_heads.row, first: own, end, chunk: 0u32.runtime() };

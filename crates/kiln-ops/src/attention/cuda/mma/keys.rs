@@ -5,12 +5,14 @@
 //! registers where the next products take them, and nothing goes through shared memory. Of wide heads, two warps have
 //! the same rows and half of the columns of the result each.
 
-use super::mask::{Reach, end_of_queries, first_query, reach_of_keys};
-use super::product::{Product, lanes, multiply_columns, multiply_rows, round_sums};
+use super::mask::{Reach, Side, Span};
+use super::product::{
+    Product, for_rows, lanes, multiply_columns, multiply_rows, round_sums, zeros,
+};
 use super::queries::Gradient;
-use super::rows::{Place, load_rows, stage_sums, store_rows};
+use super::rows::{Head, Place, Rows, stage_sums, store_rows};
 use super::score::{Numbers, Score, weigh};
-use super::work::{Heads, Sizes, head_address};
+use super::work::{Heads, Sizes, head_of};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -53,61 +55,40 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let work = sizes.work(at, false);
     let kv_heads = sizes.heads / sizes.group;
     let (batch, kv_head) = (work.owner / kv_heads, work.owner % kv_heads);
-    let k_at = head_address::<E>(k, &k_heads, batch, kv_head);
-    let v_at = head_address::<E>(v, &v_heads, batch, kv_head);
+    let key_rows = head_of::<E>(k, &k_heads, batch, kv_head, sizes.keys);
+    let value_rows = head_of::<E>(v, &v_heads, batch, kv_head, sizes.keys);
+    let (head, queries) = (kv_head * sizes.group, sizes.queries);
     let passing = Passing {
-        q: head_address::<E>(q, &q_heads, batch, kv_head * sizes.group),
-        dy: head_address::<E>(dy, &dy_heads, batch, kv_head * sizes.group),
+        q: head_of::<E>(q, &q_heads, batch, head, queries),
+        dy: head_of::<E>(dy, &dy_heads, batch, head, queries),
         q_head: u64::cast_from(q_heads.head) * 2,
         dy_head: u64::cast_from(dy_heads.head) * 2,
-        q_row: q_heads.row_bytes(),
-        dy_row: dy_heads.row_bytes(),
         lse: global_address::<f32>(lse.as_ptr()),
         delta: global_address::<f32>(delta.as_ptr()),
         first_head: work.owner * sizes.group,
-        queries: sizes.queries,
     };
-
-    // The queries that see any key of the tile.
-    let row0 = work.tile * comptime!(tile.rows());
-    let last = min(row0 + comptime!(tile.rows()), sizes.keys) - 1;
-    let begin = first_query(row0, &sizes, documents, limits) / block;
-    let end = min(end_of_queries(last, &sizes, documents, limits), sizes.queries);
-    let end = (end + comptime!(block - 1)) / block;
-    let count = end - min(begin, end);
+    let span = Span::new(work.tile, &sizes, documents, Side::Keys, plan, limits);
+    let (own, count) = (span.own, span.count);
     let total = count * sizes.group;
-    // Those that see all of this warp's keys.
-    let warp = plane_broadcast(UNIT_POS / 32, 0u32);
-    let lane = UNIT_POS % 32;
-    let owners = comptime!(tile.warps / tile.sharing);
-    let warp_row = warp % owners * comptime!(tile.warp_rows());
-    let own = row0 + warp_row;
-    let own_last = min(own + comptime!(tile.warp_rows()), sizes.keys) - 1;
-    let clear_from = first_query(own_last, &sizes, documents, limits);
-    let clear_to = end_of_queries(min(own, sizes.keys - 1), &sizes, documents, limits);
 
     let ring = base + comptime!(plan.ring());
     let stay_bytes = comptime!(plan.stay_bytes());
     let (stage_bytes, block_bytes) = comptime!((plan.stage_bytes(), plan.block_bytes()));
-    let tile_rows = comptime!(tile.rows());
-    load_rows(base, k_at, k_heads.row_bytes(), row0, sizes.keys, tile_rows, rows);
-    load_rows(base + stay_bytes, v_at, v_heads.row_bytes(), row0, sizes.keys, tile_rows, rows);
+    key_rows.load(base, span.first, comptime!(tile.rows()), rows);
+    value_rows.load(base + stay_bytes, span.first, comptime!(tile.rows()), rows);
     if total > 0 {
-        passing.load(ring, 0u32.runtime(), begin * block, block, rows);
+        passing.load(ring, 0u32.runtime(), span.begin * block, block, rows);
     }
     copy_commit();
 
+    let lane = UNIT_POS % 32;
     let lanes = lanes(pitch);
-    let k_lane = base + warp_row * pitch + lanes.along;
+    let k_lane = base + span.own_in_cube * pitch + lanes.along;
     // This warp's columns of the results.
-    let part = warp / owners * comptime!(totals_of.cols as u32 * 32);
-    let mut dk_totals = Array::<Vector<f32, Const<4>>>::new(comptime!(totals_of.sums()));
-    let mut dv_totals = Array::<Vector<f32, Const<4>>>::new(comptime!(totals_of.sums()));
-    #[unroll]
-    for i in 0..comptime!(totals_of.sums()) {
-        dk_totals[i] = Vector::new(0.0f32);
-        dv_totals[i] = Vector::new(0.0f32);
-    }
+    let part = plane_broadcast(UNIT_POS / 32, 0u32) / comptime!(tile.owners())
+        * comptime!(totals_of.cols as u32 * 32);
+    let mut dk_totals = zeros(totals_of);
+    let mut dv_totals = zeros(totals_of);
     let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut slopes = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut weights = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
@@ -116,13 +97,13 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let mut at = 0u32.runtime();
     let mut head = 0u32.runtime();
     for j in 0..total {
-        let query0 = (begin + at) * block;
+        let query0 = (span.begin + at) * block;
         at += 1;
         if at == count {
             at = 0u32.runtime();
             head += 1;
         }
-        let (next_head, next) = (head, (begin + at) * block);
+        let (next_head, next) = (head, (span.begin + at) * block);
         // The block is there, and the stage that is filled now has been read.
         copy_wait(0u32);
         sync_cube();
@@ -136,21 +117,8 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
         let right = stage + lanes.across;
         multiply_rows(&mut scores, k_lane, right, scores_of);
         multiply_rows(&mut slopes, k_lane + stay_bytes, right + block_bytes, scores_of);
-        let (row, col) = (own + lane / 4, query0 + lane % 4 * 2);
         let numbers_at = stage + comptime!(2 * plan.block_bytes()) + lane % 4 * 8;
-        if query0 < clear_from || query0 + block > clear_to {
-            let reach = reach_of_keys(row, col, &sizes, documents, fragments, limits);
-            descend(
-                &mut scores,
-                &mut slopes,
-                numbers_at,
-                &numbers,
-                &reach,
-                true,
-                scores_of,
-                spec.score,
-            );
-        } else {
+        if span.clear(query0, block) {
             let reach = Reach::everything(fragments);
             descend(
                 &mut scores,
@@ -159,6 +127,20 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
                 &numbers,
                 &reach,
                 false,
+                scores_of,
+                spec.score,
+            );
+        } else {
+            let (row, col) = (own + lane / 4, query0 + lane % 4 * 2);
+            let side = comptime!(Side::Keys);
+            let reach = Reach::new(row, col, &sizes, documents, fragments, side, limits);
+            descend(
+                &mut scores,
+                &mut slopes,
+                numbers_at,
+                &numbers,
+                &reach,
+                true,
                 scores_of,
                 spec.score,
             );
@@ -177,18 +159,13 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
         }
     }
 
-    let mut ones = Array::<f32>::new(comptime!(2 * fragments));
-    let mut scales = Array::<f32>::new(comptime!(2 * fragments));
-    #[unroll]
-    for i in 0..comptime!(2 * fragments) {
-        ones[i] = f32::new(1.0);
-        scales[i] = numbers.scale;
-    }
+    let ones = for_rows(f32::new(1.0), totals_of);
+    let scales = for_rows(numbers.scale, totals_of);
     // Keys and values make room for their gradients: others may have the same rows, and where no query sees them
     // they may still be on their way.
     copy_wait(0u32);
     sync_cube();
-    let staged = warp_row * pitch + part;
+    let staged = span.own_in_cube * pitch + part;
     stage_sums(&dk_totals, &scales, base + staged, totals_of);
     stage_sums(&dv_totals, &ones, base + staged + stay_bytes, totals_of);
     let (end, chunk) = (sizes.keys, part / 16);
@@ -202,17 +179,15 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
 /// What passes by: queries, their gradients, and the two numbers of each; the heads of a group one after the other.
 #[derive(CubeType, Clone, Copy)]
 struct Passing {
-    q: u64,
-    dy: u64,
+    /// The first head of the group, and bytes from one to the next.
+    q: Head,
+    dy: Head,
     q_head: u64,
     dy_head: u64,
-    q_row: u64,
-    dy_row: u64,
     lse: u64,
     delta: u64,
-    /// The first head of the group, which counts those of the batches before.
+    /// The first head's number, which counts those of the batches before.
     first_head: u32,
-    queries: u32,
 }
 
 #[cube]
@@ -225,14 +200,14 @@ impl Passing {
         head: u32,
         first: u32,
         #[comptime] block: u32,
-        #[comptime] rows: super::rows::Rows,
+        #[comptime] rows: Rows,
     ) {
         let block_bytes = comptime!(block * rows.pitch());
-        let q = self.q + u64::cast_from(head) * self.q_head;
-        let dy = self.dy + u64::cast_from(head) * self.dy_head;
-        load_rows(dst, q, self.q_row, first, self.queries, block, rows);
-        load_rows(dst + block_bytes, dy, self.dy_row, first, self.queries, block, rows);
-        let before = u64::cast_from(self.first_head + head) * u64::cast_from(self.queries);
+        let queries = self.q.end;
+        self.q.after(u64::cast_from(head) * self.q_head).load(dst, first, block, rows);
+        let dy = self.dy.after(u64::cast_from(head) * self.dy_head);
+        dy.load(dst + block_bytes, first, block, rows);
+        let before = u64::cast_from(self.first_head + head) * u64::cast_from(queries);
         let dst = dst + comptime!(2 * block_bytes);
         #[unroll]
         for i in 0..comptime!((2 * block).div_ceil(rows.units)) {
@@ -241,7 +216,7 @@ impl Passing {
                 let query = first + at % block;
                 let from = select(at < block, self.lse, self.delta);
                 let from = from + (before + u64::cast_from(query)) * 4;
-                copy_4(dst + at * 4, from, select(query < self.queries, 4u32, 0u32));
+                copy_4(dst + at * 4, from, select(query < queries, 4u32, 0u32));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Which keys a query sees, and which queries a key: neither limit ever decreases.
 
+use super::plan::Plan;
 use super::work::Sizes;
 use cubecl::prelude::*;
 
@@ -18,12 +19,7 @@ fn less(a: u32, b: u32) -> u32 {
 
 /// The first key that a query may see.
 #[cube]
-pub(super) fn first_key(
-    query: u32,
-    sizes: &Sizes,
-    documents: &[u32],
-    #[comptime] limits: Limits,
-) -> u32 {
+fn first_key(query: u32, sizes: &Sizes, documents: &[u32], #[comptime] limits: Limits) -> u32 {
     let mut first = 0u32.runtime();
     if comptime!(limits.window) {
         first = less(query + sizes.keys + 1, sizes.queries + sizes.window);
@@ -36,12 +32,7 @@ pub(super) fn first_key(
 
 /// One past the last key that it sees.
 #[cube]
-pub(super) fn end_of_keys(
-    query: u32,
-    sizes: &Sizes,
-    documents: &[u32],
-    #[comptime] limits: Limits,
-) -> u32 {
+fn end_of_keys(query: u32, sizes: &Sizes, documents: &[u32], #[comptime] limits: Limits) -> u32 {
     let mut end = sizes.keys;
     if comptime!(limits.causal) {
         end = min(end, less(query + sizes.keys + 1, sizes.queries));
@@ -54,12 +45,7 @@ pub(super) fn end_of_keys(
 
 /// The first query that may see a key.
 #[cube]
-pub(super) fn first_query(
-    key: u32,
-    sizes: &Sizes,
-    documents: &[u32],
-    #[comptime] limits: Limits,
-) -> u32 {
+fn first_query(key: u32, sizes: &Sizes, documents: &[u32], #[comptime] limits: Limits) -> u32 {
     let mut first = 0u32.runtime();
     if comptime!(limits.causal) {
         first = less(key + sizes.queries, sizes.keys);
@@ -73,12 +59,7 @@ pub(super) fn first_query(
 
 /// One past the last query that sees it, [`u32::MAX`] or so if that is all there are.
 #[cube]
-pub(super) fn end_of_queries(
-    key: u32,
-    sizes: &Sizes,
-    documents: &[u32],
-    #[comptime] limits: Limits,
-) -> u32 {
+fn end_of_queries(key: u32, sizes: &Sizes, documents: &[u32], #[comptime] limits: Limits) -> u32 {
     let mut end = 0x7fff_ffffu32.runtime();
     if comptime!(limits.window) {
         end = less(key + sizes.queries + sizes.window, sizes.keys);
@@ -87,6 +68,108 @@ pub(super) fn end_of_queries(
         end = min(end, documents[(sizes.documents + key) as usize]);
     }
     end
+}
+
+/// What the rows of the scores are; columns are the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Side {
+    Queries,
+    Keys,
+}
+
+/// How many rows there are.
+#[cube]
+fn rows_of(sizes: &Sizes, #[comptime] side: Side) -> u32 {
+    if comptime!(side == Side::Queries) { sizes.queries } else { sizes.keys }
+}
+
+/// The first column that a row sees.
+#[cube]
+fn first_column(
+    row: u32,
+    sizes: &Sizes,
+    documents: &[u32],
+    #[comptime] side: Side,
+    #[comptime] limits: Limits,
+) -> u32 {
+    if comptime!(side == Side::Queries) {
+        first_key(row, sizes, documents, limits)
+    } else {
+        first_query(row, sizes, documents, limits)
+    }
+}
+
+/// One past the last, or more where it sees all that follow.
+#[cube]
+fn end_column(
+    row: u32,
+    sizes: &Sizes,
+    documents: &[u32],
+    #[comptime] side: Side,
+    #[comptime] limits: Limits,
+) -> u32 {
+    if comptime!(side == Side::Queries) {
+        end_of_keys(row, sizes, documents, limits)
+    } else {
+        end_of_queries(row, sizes, documents, limits)
+    }
+}
+
+/// The rows of a cube and of its warps, and the blocks of columns that pass by.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Span {
+    /// The first row of the cube.
+    pub(super) first: u32,
+    /// The first row of this warp, of all and of the cube's.
+    pub(super) own: u32,
+    pub(super) own_in_cube: u32,
+    /// The first block of which any row of the cube sees a column, and how many there are.
+    pub(super) begin: u32,
+    pub(super) count: u32,
+    /// The columns that all rows of this warp see.
+    clear_from: u32,
+    clear_to: u32,
+}
+
+#[cube]
+impl Span {
+    /// Of tile `tile`.
+    pub(super) fn new(
+        tile: u32,
+        sizes: &Sizes,
+        documents: &[u32],
+        #[comptime] side: Side,
+        #[comptime] plan: Plan,
+        #[comptime] limits: Limits,
+    ) -> Span {
+        let (cube_rows, warp_rows, block) =
+            comptime!((plan.tile.rows(), plan.tile.warp_rows(), plan.tile.block));
+        let rows = rows_of(sizes, side);
+        let first = tile * cube_rows;
+        let last = min(first + cube_rows, rows) - 1;
+        let begin = first_column(first, sizes, documents, side, limits) / block;
+        let columns = sizes.queries + sizes.keys - rows;
+        let end = min(end_column(last, sizes, documents, side, limits), columns);
+        let end = (end + comptime!(block - 1)) / block;
+        let warp = plane_broadcast(UNIT_POS / 32, 0u32);
+        let own_in_cube = warp % comptime!(plan.tile.owners()) * warp_rows;
+        let own = first + own_in_cube;
+        let own_last = min(own + warp_rows, rows) - 1;
+        Span {
+            first,
+            own,
+            own_in_cube,
+            begin,
+            count: end - min(begin, end),
+            clear_from: first_column(own_last, sizes, documents, side, limits),
+            clear_to: end_column(min(own, rows - 1), sizes, documents, side, limits),
+        }
+    }
+
+    /// Whether all rows of this warp see the whole block from column `column` on.
+    pub(super) fn clear(&self, column: u32, #[comptime] block: u32) -> bool {
+        column >= self.clear_from && column + block <= self.clear_to
+    }
 }
 
 /// For each row of a lane, which columns it takes, counted from the lane's first one in a block.
@@ -106,51 +189,31 @@ impl Reach {
         }
     }
 
+    /// Of the rows from `row` on, in the block where `col` is the lane's first column. Of 16·`rows` rows a lane has
+    /// those 8 apart.
+    pub(super) fn new(
+        row: u32,
+        col: u32,
+        sizes: &Sizes,
+        documents: &[u32],
+        #[comptime] rows: usize,
+        #[comptime] side: Side,
+        #[comptime] limits: Limits,
+    ) -> Reach {
+        let mut from = Array::<i32>::new(comptime!(2 * rows));
+        let mut to = Array::<i32>::new(comptime!(2 * rows));
+        let (last, col) = (rows_of(sizes, side) - 1, i32::cast_from(col));
+        #[unroll]
+        for i in 0..comptime!(2 * rows) {
+            let row = min(row + comptime!(i as u32 * 8), last);
+            from[i] = i32::cast_from(first_column(row, sizes, documents, side, limits)) - col;
+            to[i] = i32::cast_from(end_column(row, sizes, documents, side, limits)) - col;
+        }
+        Reach { from, to }
+    }
+
     /// Whether row `row` of the lane takes the column that is `at` columns on.
     pub(super) fn takes(&self, #[comptime] row: usize, #[comptime] at: i32) -> bool {
         self.from[row] <= at && at < self.to[row]
     }
-}
-
-/// Of queries, from query `row` on, in a block of keys; `col` is the lane's first. Of 16·`rows` rows a lane has those
-/// 8 apart.
-#[cube]
-pub(super) fn reach_of_queries(
-    row: u32,
-    col: u32,
-    sizes: &Sizes,
-    documents: &[u32],
-    #[comptime] rows: usize,
-    #[comptime] limits: Limits,
-) -> Reach {
-    let mut from = Array::<i32>::new(comptime!(2 * rows));
-    let mut to = Array::<i32>::new(comptime!(2 * rows));
-    #[unroll]
-    for i in 0..comptime!(2 * rows) {
-        let query = min(row + comptime!(i as u32 * 8), sizes.queries - 1);
-        from[i] = i32::cast_from(first_key(query, sizes, documents, limits)) - i32::cast_from(col);
-        to[i] = i32::cast_from(end_of_keys(query, sizes, documents, limits)) - i32::cast_from(col);
-    }
-    Reach { from, to }
-}
-
-/// Of keys, from key `row` on, in a block of queries.
-#[cube]
-pub(super) fn reach_of_keys(
-    row: u32,
-    col: u32,
-    sizes: &Sizes,
-    documents: &[u32],
-    #[comptime] rows: usize,
-    #[comptime] limits: Limits,
-) -> Reach {
-    let mut from = Array::<i32>::new(comptime!(2 * rows));
-    let mut to = Array::<i32>::new(comptime!(2 * rows));
-    #[unroll]
-    for i in 0..comptime!(2 * rows) {
-        let key = min(row + comptime!(i as u32 * 8), sizes.keys - 1);
-        from[i] = i32::cast_from(first_query(key, sizes, documents, limits)) - i32::cast_from(col);
-        to[i] = i32::cast_from(end_of_queries(key, sizes, documents, limits)) - i32::cast_from(col);
-    }
-    Reach { from, to }
 }

@@ -28,7 +28,12 @@ const fn tile(fragments: usize, warps: u32, sharing: u32, block: u32, stages: u3
 impl Tile {
     /// Rows that a cube stays with.
     pub(super) fn rows(&self) -> u32 {
-        self.warp_rows() * self.warps / self.sharing
+        self.warp_rows() * self.owners()
+    }
+
+    /// Warps, of those that share rows one.
+    pub(super) fn owners(&self) -> u32 {
+        self.warps / self.sharing
     }
 
     /// Of them, rows of a warp.

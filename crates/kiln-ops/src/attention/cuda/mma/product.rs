@@ -23,6 +23,28 @@ impl Product {
     }
 }
 
+/// Sums of nothing.
+#[cube]
+pub(super) fn zeros(#[comptime] product: Product) -> Array<Vector<f32, Const<4>>> {
+    let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(product.sums()));
+    #[unroll]
+    for i in 0..comptime!(product.sums()) {
+        sums[i] = Vector::new(0.0f32);
+    }
+    sums
+}
+
+/// One number for each row of a lane.
+#[cube]
+pub(super) fn for_rows(number: f32, #[comptime] product: Product) -> Array<f32> {
+    let mut numbers = Array::<f32>::new(comptime!(2 * product.rows));
+    #[unroll]
+    for i in 0..comptime!(2 * product.rows) {
+        numbers[i] = number;
+    }
+    numbers
+}
+
 /// Which rows of 8×8 matrices a lane names, in bytes from the first: of a left operand, or of a right one whose rows
 /// are those of the sum; and of a right one whose rows are the columns.
 #[derive(CubeType, Clone, Copy)]

@@ -5,12 +5,14 @@
 //! up in memory, which would take as much of it in f32 as the heads in flight have, and cubes that wait for each
 //! other's turn where bits are to repeat. What a score becomes on the way to its gradient stays in registers.
 
-use super::mask::{Limits, Reach, end_of_keys, first_key, reach_of_queries};
+use super::mask::{Limits, Reach, Side, Span};
 use super::plan::Plan;
-use super::product::{Product, lanes, multiply_columns, multiply_rows, round_sums};
-use super::rows::{Place, load_rows, stage_sums, store_rows};
+use super::product::{
+    Product, for_rows, lanes, multiply_columns, multiply_rows, round_sums, zeros,
+};
+use super::rows::{Place, stage_sums, store_rows};
 use super::score::{Numbers, Score, weigh};
-use super::work::{Heads, Sizes, head_address};
+use super::work::{Heads, Sizes, head_of};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -59,42 +61,29 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
     let work = sizes.work(at, true);
     let (batch, head) = (work.owner / sizes.heads, work.owner % sizes.heads);
     let kv_head = head / sizes.group;
-    let q_at = head_address::<E>(q, &q_heads, batch, head);
-    let dy_at = head_address::<E>(dy, &dy_heads, batch, head);
-    let k_at = head_address::<E>(k, &k_heads, batch, kv_head);
-    let v_at = head_address::<E>(v, &v_heads, batch, kv_head);
-    let (k_row, v_row) = (k_heads.row_bytes(), v_heads.row_bytes());
-
-    // The keys that any query of the tile sees.
-    let row0 = work.tile * comptime!(tile.rows());
-    let last = min(row0 + comptime!(tile.rows()), sizes.queries) - 1;
-    let begin = first_key(row0, &sizes, documents, limits) / block;
-    let end = (end_of_keys(last, &sizes, documents, limits) + comptime!(block - 1)) / block;
-    let count = end - min(begin, end);
-    // Those that all of this warp's queries see.
-    let warp = plane_broadcast(UNIT_POS / 32, 0u32);
-    let lane = UNIT_POS % 32;
-    let warp_row = warp * comptime!(tile.warp_rows());
-    let own = row0 + warp_row;
-    let own_last = min(own + comptime!(tile.warp_rows()), sizes.queries) - 1;
-    let clear_from = first_key(own_last, &sizes, documents, limits);
-    let clear_to = end_of_keys(min(own, sizes.queries - 1), &sizes, documents, limits);
+    let queries = sizes.queries;
+    let query_rows = head_of::<E>(q, &q_heads, batch, head, queries);
+    let dy_rows = head_of::<E>(dy, &dy_heads, batch, head, queries);
+    let key_rows = head_of::<E>(k, &k_heads, batch, kv_head, sizes.keys);
+    let value_rows = head_of::<E>(v, &v_heads, batch, kv_head, sizes.keys);
+    let span = Span::new(work.tile, &sizes, documents, Side::Queries, plan, limits);
+    let (own, count) = (span.own, span.count);
 
     let ring = base + comptime!(plan.ring());
     let stay_bytes = comptime!(plan.stay_bytes());
     let (stage_bytes, block_bytes) = comptime!((plan.stage_bytes(), plan.block_bytes()));
-    let (tile_rows, queries) = (comptime!(tile.rows()), sizes.queries);
-    load_rows(base, q_at, q_heads.row_bytes(), row0, queries, tile_rows, rows);
-    load_rows(base + stay_bytes, dy_at, dy_heads.row_bytes(), row0, queries, tile_rows, rows);
+    query_rows.load(base, span.first, comptime!(tile.rows()), rows);
+    dy_rows.load(base + stay_bytes, span.first, comptime!(tile.rows()), rows);
     if count > 0 {
-        let first = begin * block;
-        load_rows(ring, k_at, k_row, first, sizes.keys, block, rows);
-        load_rows(ring + block_bytes, v_at, v_row, first, sizes.keys, block, rows);
+        let first = span.begin * block;
+        key_rows.load(ring, first, block, rows);
+        value_rows.load(ring + block_bytes, first, block, rows);
     }
     copy_commit();
 
+    let lane = UNIT_POS % 32;
     let lanes = lanes(pitch);
-    let q_lane = base + warp_row * pitch + lanes.along;
+    let q_lane = base + span.own_in_cube * pitch + lanes.along;
     let mut exponents = Array::<f32>::new(comptime!(2 * fragments));
     let mut deltas = Array::<f32>::new(comptime!(2 * fragments));
     #[unroll]
@@ -104,16 +93,12 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
         exponents[i] = lse[at];
         deltas[i] = delta[at];
     }
-    let mut totals = Array::<Vector<f32, Const<4>>>::new(comptime!(totals_of.sums()));
-    #[unroll]
-    for i in 0..comptime!(totals_of.sums()) {
-        totals[i] = Vector::new(0.0f32);
-    }
+    let mut totals = zeros(totals_of);
     let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut slopes = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut weights = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
     for j in 0..count {
-        let key0 = (begin + j) * block;
+        let key0 = (span.begin + j) * block;
         let next = key0 + block;
         // The block is there, and the stage that is filled now has been read.
         copy_wait(0u32);
@@ -122,29 +107,15 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
         if comptime!(double) {
             if j + 1 < count {
                 let into = ring + (j + 1) % 2 * stage_bytes;
-                load_rows(into, k_at, k_row, next, sizes.keys, block, rows);
-                load_rows(into + block_bytes, v_at, v_row, next, sizes.keys, block, rows);
+                key_rows.load(into, next, block, rows);
+                value_rows.load(into + block_bytes, next, block, rows);
             }
             copy_commit();
         }
         let right = stage + lanes.across;
         multiply_rows(&mut scores, q_lane, right, scores_of);
         multiply_rows(&mut slopes, q_lane + stay_bytes, right + block_bytes, scores_of);
-        let col = key0 + lane % 4 * 2;
-        if key0 < clear_from || next > clear_to {
-            let reach = reach_of_queries(own + lane / 4, col, &sizes, documents, fragments, limits);
-            descend(
-                &mut scores,
-                &slopes,
-                &exponents,
-                &deltas,
-                &numbers,
-                &reach,
-                true,
-                scores_of,
-                spec.score,
-            );
-        } else {
+        if span.clear(key0, block) {
             let reach = Reach::everything(fragments);
             descend(
                 &mut scores,
@@ -157,28 +128,39 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
                 scores_of,
                 spec.score,
             );
+        } else {
+            let (row, col) = (own + lane / 4, key0 + lane % 4 * 2);
+            let side = comptime!(Side::Queries);
+            let reach = Reach::new(row, col, &sizes, documents, fragments, side, limits);
+            descend(
+                &mut scores,
+                &slopes,
+                &exponents,
+                &deltas,
+                &numbers,
+                &reach,
+                true,
+                scores_of,
+                spec.score,
+            );
         }
         round_sums(&scores, &mut weights, scores_of);
         multiply_columns(&mut totals, &weights, stage + lanes.along, totals_of);
         if comptime!(!double) {
             sync_cube();
             if j + 1 < count {
-                load_rows(ring, k_at, k_row, next, sizes.keys, block, rows);
-                load_rows(ring + block_bytes, v_at, v_row, next, sizes.keys, block, rows);
+                key_rows.load(ring, next, block, rows);
+                value_rows.load(ring + block_bytes, next, block, rows);
             }
             copy_commit();
         }
     }
 
-    let mut factors = Array::<f32>::new(comptime!(2 * fragments));
-    #[unroll]
-    for i in 0..comptime!(2 * fragments) {
-        factors[i] = numbers.scale;
-    }
+    let factors = for_rows(numbers.scale, totals_of);
     // Where nothing was seen, the queries may still be on their way to where the result goes.
     copy_wait(0u32);
     sync_cube();
-    let staged = warp_row * pitch;
+    let staged = span.own_in_cube * pitch;
     stage_sums(&totals, &factors, base + staged, totals_of);
     let place = Place {
         base: dq_heads.element(batch, head),

@@ -36,18 +36,36 @@ fn abreast(chunks: u32) -> u32 {
     1 << chunks.trailing_zeros().min(5)
 }
 
-/// Begins to copy rows `first .. first + count` of those from `base` on; zeros from row `end` on, and behind the
-/// width.
+/// The rows of a head in memory: their address, the bytes from one to the next, and how many there are.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) address: u64,
+    pub(super) row_bytes: u64,
+    pub(super) end: u32,
+}
+
 #[cube]
-pub(super) fn load_rows(
-    dst: u32,
-    base: u64,
-    row_bytes: u64,
-    first: u32,
-    end: u32,
-    #[comptime] count: u32,
-    #[comptime] rows: Rows,
-) {
+impl Head {
+    /// Begins to copy rows `first .. first + count` to shared memory; zeros behind the last one, and behind the
+    /// width.
+    pub(super) fn load(
+        &self,
+        dst: u32,
+        first: u32,
+        #[comptime] count: u32,
+        #[comptime] rows: Rows,
+    ) {
+        load_rows(dst, self, first, count, rows);
+    }
+
+    /// The head that is so many bytes further on.
+    pub(super) fn after(&self, bytes: u64) -> Head {
+        Head { address: self.address + bytes, row_bytes: self.row_bytes, end: self.end }
+    }
+}
+
+#[cube]
+fn load_rows(dst: u32, head: &Head, first: u32, #[comptime] count: u32, #[comptime] rows: Rows) {
     let across = comptime!(abreast(rows.chunks()));
     let at_once = comptime!(rows.units / across);
     let pitch = comptime!(rows.pitch());
@@ -55,9 +73,10 @@ pub(super) fn load_rows(
     let to = dst + own * pitch + chunk * 16;
     // A chain of sums: products of the distance would all stand in registers, kept from block to block.
     let mut from = Array::<u64>::new(1usize);
-    from[0] = base + u64::cast_from(first + own) * row_bytes + u64::cast_from(chunk * 16);
-    let step = row_bytes * u64::cast_from(at_once);
-    let left = end - min(end, first + own);
+    from[0] =
+        head.address + u64::cast_from(first + own) * head.row_bytes + u64::cast_from(chunk * 16);
+    let step = head.row_bytes * u64::cast_from(at_once);
+    let left = head.end - min(head.end, first + own);
     #[unroll]
     for i in 0..comptime!(count.div_ceil(at_once)) {
         let row = own + comptime!(i * at_once);

@@ -1,6 +1,7 @@
 //! Which tile of which head a cube makes, and where heads are.
 
 use super::mask::Limits;
+use super::rows::Head;
 use crate::attention::problem::{HeadsView, Problem};
 use crate::tile::cuda::ptx::global_address;
 use cubecl::prelude::*;
@@ -30,17 +31,20 @@ impl Heads {
     pub(super) fn element(&self, batch: u32, head: u32) -> usize {
         self.first + batch as usize * self.batch + head as usize * self.head
     }
-
-    /// Bytes from one row to the next.
-    pub(super) fn row_bytes(&self) -> u64 {
-        u64::cast_from(self.row) * 2
-    }
 }
 
-/// The address of a head.
+/// A head of `end` rows.
 #[cube]
-pub(super) fn head_address<E: Float>(tensor: &[E], heads: &Heads, batch: u32, head: u32) -> u64 {
-    global_address::<E>(tensor.as_ptr()) + u64::cast_from(heads.element(batch, head)) * 2
+pub(super) fn head_of<E: Float>(
+    tensor: &[E],
+    heads: &Heads,
+    batch: u32,
+    head: u32,
+    end: u32,
+) -> Head {
+    let first = u64::cast_from(heads.element(batch, head)) * 2;
+    let address = global_address::<E>(tensor.as_ptr()) + first;
+    Head { address, row_bytes: u64::cast_from(heads.row) * 2, end }
 }
 
 /// What is attended to, and the tiles that cubes make: of queries, or of keys.
