@@ -1,0 +1,182 @@
+//! A block of queries, by a warpgroup.
+
+use super::consumer::{BOTH, READ, hand_over};
+use super::kernel::Rings;
+use super::places::GradientPlaces;
+use super::plan::{Gradient, PART, STAGES};
+use super::rows::{COMPLETE, MASKED, OTHERS};
+use super::weights::{slopes, weigh};
+use crate::attention::cuda::wgmma::places::Places;
+use crate::tile::cuda::fragment::scale_rows;
+use crate::tile::cuda::pipeline::PipelineState;
+use crate::tile::cuda::ptx::*;
+use crate::tile::cuda::store::{
+    ChunkAddresses, Stored, chunk_addresses, store_parts, store_rounded,
+};
+use cubecl::prelude::*;
+
+/// A warpgroup: its number, a unit's number in it, and its operands. Of Q and dO those of the first stage, as the
+/// right operand of products over the width and over the queries.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) number: u32,
+    pub(super) unit: u32,
+    k: u64,
+    v: u64,
+    q: u64,
+    dy: u64,
+    q_rows: u64,
+    dy_rows: u64,
+    /// Its rows of dS and columns of K, for its part of dQ.
+    ds: u64,
+    k_columns: u64,
+    /// Where it stores its keys' part of dS, and its part of dQ, in memory of others too.
+    ds_at: ChunkAddresses,
+    out: u32,
+}
+
+#[cube]
+impl Operands {
+    pub(super) fn new(base: u32, number: u32, unit: u32, #[comptime] gradient: Gradient) -> Self {
+        let one = comptime!(gradient.chunks() == 1);
+        // Chunks of 64 columns follow each other at all queries of a block.
+        let columns = comptime!(gradient.queries() * 8);
+        let (q, dy) = (base + comptime!(gradient.q_at()), base + comptime!(gradient.dy_at()));
+        let ds = base + comptime!(gradient.ds_at());
+        // Of one chunk of columns each warpgroup has half of the rows, which are a chunk of dSᵀ.
+        let half = number * 16384;
+        let (ds_half, k_half) = if one { (half, 0u32.runtime()) } else { (0u32.runtime(), half) };
+        let stored = comptime!(Stored::Float16(gradient.float));
+        Operands {
+            number,
+            unit,
+            k: descriptor(base + number * 8192, 1u32),
+            v: descriptor(base + comptime!(gradient.v_at()) + number * 8192, 1u32),
+            q: descriptor(q, 1u32),
+            dy: descriptor(dy, 1u32),
+            q_rows: descriptor(q, columns),
+            dy_rows: descriptor(dy, columns),
+            ds: descriptor(ds + ds_half, 1u32),
+            k_columns: descriptor(base + k_half, 1u32),
+            ds_at: chunk_addresses(ds + number * 8192, unit, stored),
+            out: base + comptime!(gradient.out_at()) + number * PART,
+        }
+    }
+}
+
+/// Where a warpgroup is in the rings.
+#[derive(CubeType)]
+pub(super) struct Reading {
+    pub(super) q: PipelineState,
+    pub(super) out: PipelineState,
+    pub(super) others: PipelineState,
+}
+
+/// Adds what a block of queries gives to dK and dV, and hands out what this tile gives to its dQ. `key` is the unit's
+/// first key; the shared memory of the cube, a unit's columns on, begins at `numbers`.
+#[cube]
+pub(super) fn step<X: Size, W: Size, O: Size>(
+    shared: &Shared<[u32]>,
+    numbers: u32,
+    me: &Operands,
+    rings: &Rings,
+    reading: &mut Reading,
+    out_at: &ChunkAddresses,
+    dk: &mut Array<Vector<f32, O>>,
+    dv: &mut Array<Vector<f32, O>>,
+    key: u32,
+    places: &Places,
+    more: &GradientPlaces,
+    #[comptime] gradient: Gradient,
+) {
+    let (stage, phase) = (reading.q.stage * 1u32, reading.q.phase * 1u32);
+    let operand = u64::cast_from(stage * comptime!(gradient.q_bytes() / 16));
+    let of_rows = stage * comptime!(gradient.stage_bytes()) + comptime!(gradient.rows_at());
+    let numbers = numbers + of_rows;
+    let of_scores = comptime!(gradient.scores().op);
+    let of_keys = comptime!(gradient.of_keys());
+
+    let mut scores = Array::<Vector<f32, X>>::new(1usize);
+    let mut of_weights = Array::<Vector<f32, X>>::new(1usize);
+    rings.q.wait(stage, phase);
+    scores[0] = wgmma_chain::<X>(me.k, me.q + operand, gradient.scores());
+    wgmma_commit();
+    rings.dy.wait(stage, phase);
+    of_weights[0] = wgmma_chain::<X>(me.v, me.dy + operand, gradient.scores());
+    wgmma_commit();
+    let known = shared[((of_rows + comptime!(4 * gradient.row_bytes())) / 4) as usize];
+    let known = plane_broadcast(known, 0u32);
+    let mut weights = Array::<Vector<u32, W>>::new(1usize);
+    scores[0] = wgmma_wait::<X>(scores[0], 1u32, of_scores);
+    if known & MASKED != 0u32 {
+        weights[0] = weigh::<X, W>(&mut scores, numbers, key, places, true, gradient);
+    } else {
+        weights[0] = weigh::<X, W>(&mut scores, numbers, key, places, false, gradient);
+    }
+    dv[0] = wgmma_chain_registers::<O, W>(dv[0], weights[0], me.dy_rows + operand, of_keys);
+    wgmma_commit();
+    of_weights[0] = wgmma_wait::<X>(of_weights[0], 1u32, of_scores);
+    let mut ds = Array::<Vector<u32, W>>::new(1usize);
+    ds[0] = slopes::<X, W>(scores[0], of_weights[0], numbers, gradient);
+    sync_units(me.number + READ, 256u32);
+    #[unroll]
+    for c in 0..comptime!(gradient.queries() / 64) {
+        store_rounded::<W>(ds[0], &me.ds_at, comptime!(c * 16384), comptime!(c as usize));
+    }
+    async_proxy_fence();
+    sync_units(comptime!(BOTH).runtime(), 256u32);
+
+    let size!(Q) = 32usize;
+    let mut dq = Array::<Vector<f32, Q>>::new(1usize);
+    dq[0] = wgmma_chain::<Q>(me.ds, me.k_columns, gradient.of_queries());
+    wgmma_commit();
+    dk[0] = wgmma_chain_registers::<O, W>(dk[0], ds[0], me.q_rows + operand, of_keys);
+    wgmma_commit();
+    dq[0] = wgmma_wait::<Q>(dq[0], 1u32, comptime!(gradient.of_queries().op));
+    dv[0] = wgmma_wait::<O>(dv[0], 1u32, comptime!(of_keys.op));
+    if me.unit == 0u32 {
+        rings.dy.release(stage);
+    }
+    arrive_units(1 - me.number + READ, 256u32);
+    write_queries::<Q>(&mut dq, me, rings, reading, out_at, known, more, gradient);
+    dk[0] = wgmma_wait::<O>(dk[0], 0u32, comptime!(of_keys.op));
+    if me.unit == 0u32 {
+        rings.q.release(stage);
+    }
+    reading.q.advance(STAGES);
+}
+
+/// Hands this warpgroup's part of dQ to the warp that stores: as it is, or complete and rounded.
+#[cube]
+fn write_queries<Q: Size>(
+    dq: &mut Array<Vector<f32, Q>>,
+    me: &Operands,
+    rings: &Rings,
+    reading: &mut Reading,
+    out_at: &ChunkAddresses,
+    known: u32,
+    more: &GradientPlaces,
+    #[comptime] gradient: Gradient,
+) {
+    let op = comptime!(gradient.of_queries().op);
+    rings.out.vacant(0u32, reading.out.phase);
+    if known & COMPLETE != 0u32 {
+        if known & OTHERS != 0u32 {
+            let others = me.out + comptime!(gradient.others_at() - gradient.out_at());
+            rings.others.wait(0u32, reading.others.phase);
+            dq[0] = add_sent::<Q>(dq[0], others, me.unit, op);
+            sync_plane();
+            if me.unit % 32 == 0u32 {
+                rings.others.release(0u32);
+            }
+            reading.others.advance(1u32);
+        }
+        dq[0] = scale_rows::<Q>(dq[0], Vector::new(more.scale));
+        let stored = comptime!(Stored::Float16(gradient.float));
+        store_parts::<Q>(dq[0], out_at, 0u32, 0usize, 4usize, stored, false);
+    } else {
+        hand_sums::<Q>(dq[0], me.out, me.unit, op);
+    }
+    hand_over(rings);
+    reading.out.advance(1u32);
+}
