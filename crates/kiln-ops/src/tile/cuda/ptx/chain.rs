@@ -74,6 +74,25 @@ pub(crate) fn wgmma_chain<N: Size>(
     next
 }
 
+/// Begins sums + A·B, A and B in shared memory, by a warpgroup.
+#[cube]
+pub(crate) fn wgmma_chain_added<N: Size>(
+    sums: Vector<f32, N>,
+    a: u64,
+    b: u64,
+    #[comptime] chain: WgmmaChain,
+) -> Vector<f32, N> {
+    let next: Vector<f32, N>;
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b64 a, b, da, db; // {o} {i}",
+        "mov.b64 a, {a}; mov.b64 b, {b}; setp.eq.u64 p, a, a;",
+        "{body} }}",
+        o = out(_) next, i = in(_) sums, a = in(_) a, b = in(_) b,
+        body = const chain.issue(None, false)
+    );
+    next
+}
+
 /// Begins sums + A·B, A in registers, B in shared memory, by a warpgroup.
 #[cube]
 pub(crate) fn wgmma_chain_registers<N: Size, A: Size>(

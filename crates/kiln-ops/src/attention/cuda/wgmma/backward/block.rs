@@ -5,7 +5,7 @@ use super::kernel::Rings;
 use super::places::GradientPlaces;
 use super::plan::{Gradient, PART, STAGES};
 use super::rows::{COMPLETE, MASKED, OTHERS};
-use super::weights::{slopes, weigh};
+use super::weights::{Pairs, Sums, slopes, weigh};
 use crate::attention::cuda::wgmma::places::Places;
 use crate::tile::cuda::fragment::scale_rows;
 use crate::tile::cuda::pipeline::PipelineState;
@@ -30,6 +30,8 @@ pub(super) struct Operands {
     /// Its rows of dS and columns of K, for its part of dQ.
     ds: u64,
     k_columns: u64,
+    /// The keys' part of dS.
+    ds_rows: u64,
     /// Where it stores its keys' part of dS, and its part of dQ, in memory of others too.
     ds_at: ChunkAddresses,
     out: u32,
@@ -58,6 +60,7 @@ impl Operands {
             dy_rows: descriptor(dy, columns),
             ds: descriptor(ds + ds_half, 1u32),
             k_columns: descriptor(base + k_half, 1u32),
+            ds_rows: descriptor(ds + number * 8192, 1u32),
             ds_at: chunk_addresses(ds + number * 8192, unit, stored),
             out: base + comptime!(gradient.out_at()) + number * PART,
         }
@@ -75,7 +78,7 @@ pub(super) struct Reading {
 /// Adds what a block of queries gives to dK and dV, and hands out what this tile gives to its dQ. `key` is the unit's
 /// first key; the shared memory of the cube, a unit's columns on, begins at `numbers`.
 #[cube]
-pub(super) fn step<X: Size, W: Size, O: Size>(
+pub(super) fn step<O: Size>(
     shared: &Shared<[u32]>,
     numbers: u32,
     me: &Operands,
@@ -93,53 +96,60 @@ pub(super) fn step<X: Size, W: Size, O: Size>(
     let operand = u64::cast_from(stage * comptime!(gradient.q_bytes() / 16));
     let of_rows = stage * comptime!(gradient.stage_bytes()) + comptime!(gradient.rows_at());
     let numbers = numbers + of_rows;
-    let of_scores = comptime!(gradient.scores().op);
-    let of_keys = comptime!(gradient.of_keys());
-
-    let mut scores = Array::<Vector<f32, X>>::new(1usize);
-    let mut of_weights = Array::<Vector<f32, X>>::new(1usize);
+    let known = comptime!(4 * gradient.row_bytes());
     rings.q.wait(stage, phase);
-    scores[0] = wgmma_chain::<X>(me.k, me.q + operand, gradient.scores());
-    wgmma_commit();
-    rings.dy.wait(stage, phase);
-    of_weights[0] = wgmma_chain::<X>(me.v, me.dy + operand, gradient.scores());
-    wgmma_commit();
-    let known = shared[((of_rows + comptime!(4 * gradient.row_bytes())) / 4) as usize];
-    let known = plane_broadcast(known, 0u32);
-    let mut weights = Array::<Vector<u32, W>>::new(1usize);
-    scores[0] = wgmma_wait::<X>(scores[0], 1u32, of_scores);
-    if known & MASKED != 0u32 {
-        weights[0] = weigh::<X, W>(&mut scores, numbers, key, places, true, gradient);
-    } else {
-        weights[0] = weigh::<X, W>(&mut scores, numbers, key, places, false, gradient);
-    }
-    dv[0] = wgmma_chain_registers::<O, W>(dv[0], weights[0], me.dy_rows + operand, of_keys);
-    wgmma_commit();
-    of_weights[0] = wgmma_wait::<X>(of_weights[0], 1u32, of_scores);
-    let mut ds = Array::<Vector<u32, W>>::new(1usize);
-    ds[0] = slopes::<X, W>(scores[0], of_weights[0], numbers, gradient);
-    sync_units(me.number + READ, 256u32);
+    let known = plane_broadcast(shared[((of_rows + known) / 4) as usize], 0u32);
     #[unroll]
-    for c in 0..comptime!(gradient.queries() / 64) {
-        store_rounded::<W>(ds[0], &me.ds_at, comptime!(c * 16384), comptime!(c as usize));
+    for half in 0..comptime!(gradient.queries() / 64) {
+        // 64 rows are 8192 bytes.
+        let rows = operand + comptime!(u64::from(half) * 512);
+        let numbers = numbers + comptime!(half * 256);
+        let mut scores = Array::<Sums>::new(1usize);
+        let mut of_weights = Array::<Sums>::new(1usize);
+        let mut pairs = Array::<Pairs>::new(2usize);
+        let op = comptime!(gradient.scores().op);
+        scores[0] = wgmma_chain::<Const<32>>(me.k, me.q + rows, gradient.scores());
+        wgmma_commit();
+        if comptime!(half == 0) {
+            rings.dy.wait(stage, phase);
+        }
+        of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.scores());
+        wgmma_commit();
+        scores[0] = wgmma_wait::<Const<32>>(scores[0], 1u32, op);
+        if comptime!(half > 0) {
+            dv[0] = wgmma_wait::<O>(dv[0], 1u32, comptime!(gradient.of_values().op));
+        }
+        if known & MASKED != 0u32 {
+            pairs[0] = weigh(&mut scores, numbers, key, places, true, gradient);
+        } else {
+            pairs[0] = weigh(&mut scores, numbers, key, places, false, gradient);
+        }
+        let rows = me.dy_rows + rows;
+        dv[0] = wgmma_chain_registers::<O, Const<16>>(dv[0], pairs[0], rows, gradient.of_values());
+        wgmma_commit();
+        of_weights[0] = wgmma_wait::<Const<32>>(of_weights[0], 1u32, op);
+        pairs[1] = slopes(scores[0], of_weights[0], numbers, gradient);
+        if comptime!(half == 0) {
+            sync_units(me.number + READ, 256u32);
+        }
+        store_rounded::<Const<16>>(pairs[1], &me.ds_at, comptime!(half * 16384), 0usize);
     }
     async_proxy_fence();
     sync_units(comptime!(BOTH).runtime(), 256u32);
 
-    let size!(Q) = 32usize;
-    let mut dq = Array::<Vector<f32, Q>>::new(1usize);
-    dq[0] = wgmma_chain::<Q>(me.ds, me.k_columns, gradient.of_queries());
+    let mut dq = Array::<Sums>::new(1usize);
+    dq[0] = wgmma_chain::<Const<32>>(me.ds, me.k_columns, gradient.of_queries());
     wgmma_commit();
-    dk[0] = wgmma_chain_registers::<O, W>(dk[0], ds[0], me.q_rows + operand, of_keys);
+    dk[0] = wgmma_chain_added::<O>(dk[0], me.ds_rows, me.q_rows + operand, gradient.of_slopes());
     wgmma_commit();
-    dq[0] = wgmma_wait::<Q>(dq[0], 1u32, comptime!(gradient.of_queries().op));
-    dv[0] = wgmma_wait::<O>(dv[0], 1u32, comptime!(of_keys.op));
+    dq[0] = wgmma_wait::<Const<32>>(dq[0], 1u32, comptime!(gradient.of_queries().op));
+    dv[0] = wgmma_wait::<O>(dv[0], 1u32, comptime!(gradient.of_values().op));
     if me.unit == 0u32 {
         rings.dy.release(stage);
     }
     arrive_units(1 - me.number + READ, 256u32);
-    write_queries::<Q>(&mut dq, me, rings, reading, out_at, known, more, gradient);
-    dk[0] = wgmma_wait::<O>(dk[0], 0u32, comptime!(of_keys.op));
+    write_queries(&mut dq, me, rings, reading, out_at, known, more, gradient);
+    dk[0] = wgmma_wait::<O>(dk[0], 0u32, comptime!(gradient.of_slopes().op));
     if me.unit == 0u32 {
         rings.q.release(stage);
     }
@@ -148,8 +158,8 @@ pub(super) fn step<X: Size, W: Size, O: Size>(
 
 /// Hands this warpgroup's part of dQ to the warp that stores: as it is, or complete and rounded.
 #[cube]
-fn write_queries<Q: Size>(
-    dq: &mut Array<Vector<f32, Q>>,
+fn write_queries(
+    dq: &mut Array<Sums>,
     me: &Operands,
     rings: &Rings,
     reading: &mut Reading,
@@ -164,18 +174,18 @@ fn write_queries<Q: Size>(
         if known & OTHERS != 0u32 {
             let others = me.out + comptime!(gradient.others_at() - gradient.out_at());
             rings.others.wait(0u32, reading.others.phase);
-            dq[0] = add_sent::<Q>(dq[0], others, me.unit, op);
+            dq[0] = add_sent::<Const<32>>(dq[0], others, me.unit, op);
             sync_plane();
             if me.unit % 32 == 0u32 {
                 rings.others.release(0u32);
             }
             reading.others.advance(1u32);
         }
-        dq[0] = scale_rows::<Q>(dq[0], Vector::new(more.scale));
+        dq[0] = scale_rows::<Const<32>>(dq[0], Vector::new(more.scale));
         let stored = comptime!(Stored::Float16(gradient.float));
-        store_parts::<Q>(dq[0], out_at, 0u32, 0usize, 4usize, stored, false);
+        store_parts::<Const<32>>(dq[0], out_at, 0u32, 0usize, 4usize, stored, false);
     } else {
-        hand_sums::<Q>(dq[0], me.out, me.unit, op);
+        hand_sums::<Const<32>>(dq[0], me.out, me.unit, op);
     }
     hand_over(rings);
     reading.out.advance(1u32);

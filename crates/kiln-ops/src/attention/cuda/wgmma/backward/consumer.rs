@@ -31,9 +31,7 @@ pub(super) fn consume(
     more: &GradientPlaces,
     #[comptime] gradient: Gradient,
 ) {
-    let size!(Scores) = comptime!(gradient.scores_held());
-    let size!(Weights) = comptime!(gradient.weights_held());
-    let size!(Keys) = comptime!(gradient.keys_held());
+    let size!(Keys) = comptime!(gradient.held());
     let number = warp / 4;
     let unit = UNIT_POS % 128;
     let (row, col) = origin(unit);
@@ -63,7 +61,7 @@ pub(super) fn consume(
             rings.v.wait(0u32, kv_phase);
             kv_phase ^= 1;
             for _i in 0..steps {
-                step::<Scores, Weights, Keys>(
+                step::<Keys>(
                     shared,
                     base + col * 4,
                     &me,

@@ -117,23 +117,27 @@ impl Gradient {
         self.tile_at() as usize + 32
     }
 
-    /// Keys · queriesᵀ, and values · dOᵀ, over the width.
+    /// Keys · queriesᵀ, and values · dOᵀ, over the width: of 64 queries.
     pub(crate) fn scores(&self) -> WgmmaChain {
-        let op = Wgmma {
-            float: self.float,
-            n: self.queries() as usize,
-            a_transposed: false,
-            b_transposed: false,
-        };
+        let op = Wgmma { float: self.float, n: 64, a_transposed: false, b_transposed: false };
         let steps = self.width.div_ceil(16);
         WgmmaChain { op, steps, a_block: KEYS * 8, b_block: self.queries() * 8 }
     }
 
-    /// Weightsᵀ · dO and dSᵀ · Q, over the queries of a block.
-    pub(crate) fn of_keys(&self) -> WgmmaChain {
-        let op =
-            Wgmma { float: self.float, n: self.width, a_transposed: false, b_transposed: true };
-        WgmmaChain { op, steps: self.queries() as usize / 16, a_block: 0, b_block: 0 }
+    /// What makes sums of keys.
+    fn of_keys(&self) -> Wgmma {
+        Wgmma { float: self.float, n: self.width, a_transposed: false, b_transposed: true }
+    }
+
+    /// Weightsᵀ · dO, over 64 queries.
+    pub(crate) fn of_values(&self) -> WgmmaChain {
+        WgmmaChain { op: self.of_keys(), steps: 4, a_block: 0, b_block: 0 }
+    }
+
+    /// dSᵀ · Q, over the queries of a block.
+    pub(crate) fn of_slopes(&self) -> WgmmaChain {
+        let steps = self.queries() as usize / 16;
+        WgmmaChain { op: self.of_keys(), steps, a_block: KEYS * 8, b_block: 0 }
     }
 
     /// dS · K, over the keys of a tile: 64 rows and columns.
@@ -142,16 +146,8 @@ impl Gradient {
         WgmmaChain { op, steps: KEYS as usize / 16, a_block: 0, b_block: 0 }
     }
 
-    /// Elements of the vectors with a unit's scores, with those rounded in pairs, and with its dK or dV.
-    pub(crate) fn scores_held(&self) -> usize {
-        self.queries() as usize / 2
-    }
-
-    pub(crate) fn weights_held(&self) -> usize {
-        self.queries() as usize / 4
-    }
-
-    pub(crate) fn keys_held(&self) -> usize {
-        self.of_keys().op.held()
+    /// Elements of the vector that holds a unit's dK, or dV.
+    pub(crate) fn held(&self) -> usize {
+        self.of_keys().held()
     }
 }

@@ -8,23 +8,27 @@ use crate::exponential::{exp2, reciprocal};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
+/// What a unit has of 64 keys and 64 queries, and the same rounded in pairs.
+pub(super) type Sums = Vector<f32, Const<32>>;
+pub(super) type Pairs = Vector<u32, Const<16>>;
+
 /// Makes weights 2^(score − log-sum-exp) of a unit's scores, and returns them rounded in pairs, as the left operand
 /// of a product over the queries. What remains in the place of the scores is the factor of their gradients: the
 /// weights, with a soft-cap times its slope. `key` is the unit's first key, at `numbers` are those of its first
 /// column.
 #[cube]
-pub(super) fn weigh<X: Size, W: Size>(
-    scores: &mut Array<Vector<f32, X>>,
+pub(super) fn weigh(
+    scores: &mut Array<Sums>,
     numbers: u32,
     key: u32,
     places: &Places,
     #[comptime] masked: bool,
     #[comptime] gradient: Gradient,
-) -> Vector<u32, W> {
+) -> Pairs {
     let mut factors = scores[0];
-    let mut weights = Vector::<u32, W>::empty();
+    let mut weights = Pairs::empty();
     #[unroll]
-    for c in 0..comptime!(gradient.queries() / 8) {
+    for c in 0..8u32 {
         let at = numbers + comptime!(c * 32);
         let lse = load_pair(at);
         let mut pairs = Vector::<f32, Const<4>>::empty();
@@ -98,15 +102,15 @@ fn seen(
 
 /// The gradients of a unit's scores, rounded in pairs: factor · (gradient of the weight − delta).
 #[cube]
-pub(super) fn slopes<X: Size, W: Size>(
-    factors: Vector<f32, X>,
-    of_weights: Vector<f32, X>,
+pub(super) fn slopes(
+    factors: Sums,
+    of_weights: Sums,
     numbers: u32,
     #[comptime] gradient: Gradient,
-) -> Vector<u32, W> {
-    let mut rounded = Vector::<u32, W>::empty();
+) -> Pairs {
+    let mut rounded = Pairs::empty();
     #[unroll]
-    for c in 0..comptime!(gradient.queries() / 8) {
+    for c in 0..8u32 {
         let delta = load_pair(numbers + comptime!(gradient.row_bytes() + c * 32));
         #[unroll]
         for r in 0..2usize {
