@@ -78,15 +78,13 @@ pub(super) struct Reading {
 /// Adds what a block of queries gives to dK and dV, and hands out what this tile gives to its dQ. `key` is the unit's
 /// first key; the shared memory of the cube, a unit's columns on, begins at `numbers`.
 #[cube]
-pub(super) fn step<O: Size>(
+pub(super) fn step(
     shared: &Shared<[u32]>,
     numbers: u32,
     me: &Operands,
     rings: &Rings,
     reading: &mut Reading,
     out_at: &ChunkAddresses,
-    dk: &mut Array<Vector<f32, O>>,
-    dv: &mut Array<Vector<f32, O>>,
     key: u32,
     places: &Places,
     more: &GradientPlaces,
@@ -99,40 +97,44 @@ pub(super) fn step<O: Size>(
     let known = comptime!(4 * gradient.row_bytes());
     rings.q.wait(stage, phase);
     let known = plane_broadcast(shared[((of_rows + known) / 4) as usize], 0u32);
+    let halves = comptime!(gradient.queries() as usize / 64);
+    let mut scores = Array::<Sums>::new(halves);
+    let mut of_weights = Array::<Sums>::new(halves);
+    let mut pairs = Array::<Pairs>::new(2usize);
     #[unroll]
-    for half in 0..comptime!(gradient.queries() / 64) {
+    for half in 0..halves {
         // 64 rows are 8192 bytes.
-        let rows = operand + comptime!(u64::from(half) * 512);
-        let numbers = numbers + comptime!(half * 256);
-        let mut scores = Array::<Sums>::new(1usize);
-        let mut of_weights = Array::<Sums>::new(1usize);
-        let mut pairs = Array::<Pairs>::new(2usize);
-        let op = comptime!(gradient.scores().op);
-        scores[0] = wgmma_chain::<Const<32>>(me.k, me.q + rows, gradient.scores());
+        let rows = operand + comptime!(half as u64 * 512);
+        scores[half] = wgmma_chain::<Const<32>>(me.k, me.q + rows, gradient.scores());
         wgmma_commit();
         if comptime!(half == 0) {
             rings.dy.wait(stage, phase);
         }
-        of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.scores());
+        of_weights[half] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.scores());
         wgmma_commit();
-        scores[0] = wgmma_wait::<Const<32>>(scores[0], 1u32, op);
-        if comptime!(half > 0) {
-            dv[0] = wgmma_wait::<O>(dv[0], 1u32, comptime!(gradient.of_values().op));
-        }
+    }
+    #[unroll]
+    for half in 0..halves {
+        let rows = operand + comptime!(half as u64 * 512);
+        let numbers = numbers + comptime!(half as u32 * 256);
+        let op = comptime!(gradient.scores().op);
+        // After the scores come two products of each half, but for those, and one of each half before.
+        let pending = comptime!((2 * halves - half - 1) as u32);
+        scores[half] = wgmma_wait::<Const<32>>(scores[half], pending, op);
         if known & MASKED != 0u32 {
-            pairs[0] = weigh(&mut scores, numbers, key, places, true, gradient);
+            pairs[0] = weigh(&mut scores, half, numbers, key, places, true, gradient);
         } else {
-            pairs[0] = weigh(&mut scores, numbers, key, places, false, gradient);
+            pairs[0] = weigh(&mut scores, half, numbers, key, places, false, gradient);
         }
         let rows = me.dy_rows + rows;
-        dv[0] = wgmma_chain_registers::<O, Const<16>>(dv[0], pairs[0], rows, gradient.of_values());
+        sums_add_registers::<Const<16>>(pairs[0], rows, gradient.dv(), gradient.of_values());
         wgmma_commit();
-        of_weights[0] = wgmma_wait::<Const<32>>(of_weights[0], 1u32, op);
-        pairs[1] = slopes(scores[0], of_weights[0], numbers, gradient);
+        of_weights[half] = wgmma_wait::<Const<32>>(of_weights[half], pending, op);
+        pairs[1] = slopes(scores[half], of_weights[half], numbers, gradient);
         if comptime!(half == 0) {
             sync_units(me.number + READ, 256u32);
         }
-        store_rounded::<Const<16>>(pairs[1], &me.ds_at, comptime!(half * 16384), 0usize);
+        store_rounded::<Const<16>>(pairs[1], &me.ds_at, comptime!(half as u32 * 16384), 0usize);
     }
     async_proxy_fence();
     sync_units(comptime!(BOTH).runtime(), 256u32);
@@ -140,16 +142,15 @@ pub(super) fn step<O: Size>(
     let mut dq = Array::<Sums>::new(1usize);
     dq[0] = wgmma_chain::<Const<32>>(me.ds, me.k_columns, gradient.of_queries());
     wgmma_commit();
-    dk[0] = wgmma_chain_added::<O>(dk[0], me.ds_rows, me.q_rows + operand, gradient.of_slopes());
+    sums_add(me.ds_rows, me.q_rows + operand, gradient.dk(), gradient.of_slopes());
     wgmma_commit();
     dq[0] = wgmma_wait::<Const<32>>(dq[0], 1u32, comptime!(gradient.of_queries().op));
-    dv[0] = wgmma_wait::<O>(dv[0], 1u32, comptime!(gradient.of_values().op));
     if me.unit == 0u32 {
         rings.dy.release(stage);
     }
     arrive_units(1 - me.number + READ, 256u32);
     write_queries(&mut dq, me, rings, reading, out_at, known, more, gradient);
-    dk[0] = wgmma_wait::<O>(dk[0], 0u32, comptime!(gradient.of_slopes().op));
+    wgmma_wait_pending(0u32);
     if me.unit == 0u32 {
         rings.q.release(stage);
     }

@@ -51,25 +51,21 @@ pub(super) fn consume(
     while tiles.number != NONE {
         let tile = key_tile(tiles.number, places);
         let key = tile.index * KEYS + number * 64 + row;
-        let mut dk = Array::<Vector<f32, Keys>>::new(1usize);
-        let mut dv = Array::<Vector<f32, Keys>>::new(1usize);
-        dk[0] = Vector::new(0.0f32);
-        dv[0] = Vector::new(0.0f32);
+        sums_clear(gradient.dk());
+        sums_clear(gradient.dv());
         let steps = (tiles.end - tiles.begin) * places.group;
         if steps > 0u32 {
             rings.k.wait(0u32, kv_phase);
             rings.v.wait(0u32, kv_phase);
             kv_phase ^= 1;
             for _i in 0..steps {
-                step::<Keys>(
+                step(
                     shared,
                     base + col * 4,
                     &me,
                     rings,
                     &mut reading,
                     &out_at,
-                    &mut dk,
-                    &mut dv,
                     key,
                     places,
                     more,
@@ -81,7 +77,7 @@ pub(super) fn consume(
                 rings.v.release(0u32);
             }
         }
-        write_tile::<Keys>(&me, rings, &mut reading, &out_at, &mut dk, &dv, more, gradient);
+        write_tile::<Keys>(&me, rings, &mut reading, &out_at, more, gradient);
         tiles.next(shared, rings, gradient);
     }
 }
@@ -93,8 +89,6 @@ fn write_tile<O: Size>(
     rings: &Rings,
     reading: &mut Reading,
     out_at: &ChunkAddresses,
-    dk: &mut Array<Vector<f32, O>>,
-    dv: &Array<Vector<f32, O>>,
     more: &GradientPlaces,
     #[comptime] gradient: Gradient,
 ) {
@@ -102,6 +96,10 @@ fn write_tile<O: Size>(
     rings.out.vacant(0u32, reading.out.phase);
     // All warps have read the sums of other tiles in the place of dK.
     sync_units(me.number + 1, 128u32);
+    let mut dk = Array::<Vector<f32, O>>::new(1usize);
+    let mut dv = Array::<Vector<f32, O>>::new(1usize);
+    dv[0] = sums_read::<O>(gradient.dv());
+    dk[0] = sums_read::<O>(gradient.dk());
     dk[0] = scale_rows::<O>(dk[0], Vector::new(more.scale));
     let to_others = comptime!(gradient.others_at() - gradient.out_at());
     #[unroll]

@@ -114,6 +114,8 @@ pub(crate) fn attention_wgmma_backward_kernel<E: Float>(
     #[comptime] gradient: Gradient,
     #[define(E)] _dtype: ElemType,
 ) {
+    sums_declare(gradient.dk());
+    sums_declare(gradient.dv());
     let words = comptime!(gradient.bytes() / 4);
     let mut shared = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());

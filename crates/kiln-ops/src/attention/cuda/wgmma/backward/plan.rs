@@ -2,7 +2,7 @@
 
 use crate::attention::cuda::wgmma::plan::Limited;
 use crate::tile::cuda::pipeline::barrier_bytes;
-use crate::tile::cuda::ptx::{Float16, Wgmma, WgmmaChain};
+use crate::tile::cuda::ptx::{Float16, NamedSums, Wgmma, WgmmaChain};
 
 /// Keys of a tile: 64 for each of the two warpgroups that multiply.
 pub(crate) const KEYS: u32 = 128;
@@ -31,7 +31,7 @@ impl Gradient {
 
     /// Registers of a unit that multiplies and of one that does not.
     pub(crate) fn registers(&self) -> [u32; 2] {
-        [240, 32]
+        [232, 40]
     }
 
     /// Chunks of 64 elements of a head's width, the last one filled up with zeros.
@@ -146,7 +146,16 @@ impl Gradient {
         WgmmaChain { op, steps: KEYS as usize / 16, a_block: 0, b_block: 0 }
     }
 
-    /// Elements of the vector that holds a unit's dK, or dV.
+    /// dK and dV of a unit.
+    pub(crate) fn dk(&self) -> NamedSums {
+        NamedSums { name: "dk", count: self.of_keys().sums() }
+    }
+
+    pub(crate) fn dv(&self) -> NamedSums {
+        NamedSums { name: "dv", count: self.of_keys().sums() }
+    }
+
+    /// Elements of the vector that holds one of them.
     pub(crate) fn held(&self) -> usize {
         self.of_keys().held()
     }

@@ -12,25 +12,26 @@ use cubecl::prelude::*;
 pub(super) type Sums = Vector<f32, Const<32>>;
 pub(super) type Pairs = Vector<u32, Const<16>>;
 
-/// Makes weights 2^(score − log-sum-exp) of a unit's scores, and returns them rounded in pairs, as the left operand
+/// Makes weights 2^(score − log-sum-exp) of a unit's scores `at`, and returns them rounded in pairs, as the left operand
 /// of a product over the queries. What remains in the place of the scores is the factor of their gradients: the
 /// weights, with a soft-cap times its slope. `key` is the unit's first key, at `numbers` are those of its first
 /// column.
 #[cube]
 pub(super) fn weigh(
     scores: &mut Array<Sums>,
+    #[comptime] at: usize,
     numbers: u32,
     key: u32,
     places: &Places,
     #[comptime] masked: bool,
     #[comptime] gradient: Gradient,
 ) -> Pairs {
-    let mut factors = scores[0];
+    let mut factors = scores[at];
     let mut weights = Pairs::empty();
     #[unroll]
     for c in 0..8u32 {
-        let at = numbers + comptime!(c * 32);
-        let lse = load_pair(at);
+        let column = numbers + comptime!(c * 32);
+        let lse = load_pair(column);
         let mut pairs = Vector::<f32, Const<4>>::empty();
         #[unroll]
         for e in 0..4usize {
@@ -47,7 +48,7 @@ pub(super) fn weigh(
             }
         }
         if comptime!(masked) {
-            pairs = seen(pairs, at, key, gradient);
+            pairs = seen(pairs, column, key, gradient);
         }
         #[unroll]
         for e in 0..4usize {
@@ -68,7 +69,7 @@ pub(super) fn weigh(
             weights.insert(comptime!(2 * c as usize + r), pair);
         }
     }
-    scores[0] = factors;
+    scores[at] = factors;
     weights
 }
 
