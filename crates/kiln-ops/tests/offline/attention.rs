@@ -18,6 +18,8 @@ fn widths(dtype: DType, family: Family) -> &'static [usize] {
     match (dtype, family) {
         (DType::F32, Family::Simt) => &[33, 64, 128, 256],
         (_, Family::Simt) => &[64],
+        (DType::BF16, Family::Wgmma) => &[64, 80, 96, 128],
+        (DType::F16, Family::Wgmma) => &[64, 128],
         _ => &[],
     }
 }
