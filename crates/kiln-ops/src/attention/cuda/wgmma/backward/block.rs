@@ -100,7 +100,7 @@ pub(super) fn step(
     let size!(X) = comptime!(gradient.scores().op.sums());
     let halves = comptime!(gradient.halves());
     let mut scores = Array::<Vector<f32, X>>::new(1usize);
-    let mut of_weights = Array::<Sums>::new(halves);
+    let mut of_weights = Array::<Sums>::new(1usize);
     let mut pairs = Array::<Pairs>::new(2usize);
     scores[0] = wgmma_chain::<X>(me.k, me.q + operand, gradient.scores());
     wgmma_commit();
@@ -108,27 +108,24 @@ pub(super) fn step(
     #[unroll]
     for half in 0..halves {
         // 64 rows are 8192 bytes.
-        let rows = me.dy + operand + comptime!(half as u64 * 512);
-        of_weights[half] = wgmma_chain::<Const<32>>(me.v, rows, gradient.of_weights());
-        wgmma_commit();
-    }
-    // Of the products that are issued after those at hand there are always as many as halves.
-    let pending = comptime!(halves as u32);
-    scores[0] = wgmma_wait::<X>(scores[0], pending, comptime!(gradient.scores().op));
-    #[unroll]
-    for half in 0..halves {
+        let rows = operand + comptime!(half as u64 * 512);
         let numbers = numbers + comptime!(half as u32 * 256);
+        of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.of_weights());
+        wgmma_commit();
+        if comptime!(half == 0) {
+            scores[0] = wgmma_wait::<X>(scores[0], 1u32, comptime!(gradient.scores().op));
+        }
         if known & MASKED != 0u32 {
             pairs[0] = weigh::<X>(&mut scores, half, numbers, key, places, true, gradient);
         } else {
             pairs[0] = weigh::<X>(&mut scores, half, numbers, key, places, false, gradient);
         }
-        let rows = me.dy_rows + operand + comptime!(half as u64 * 512);
+        let rows = me.dy_rows + rows;
         sums_add_registers::<Const<16>>(pairs[0], rows, gradient.dv(), gradient.of_values());
         wgmma_commit();
         let op = comptime!(gradient.of_weights().op);
-        of_weights[half] = wgmma_wait::<Const<32>>(of_weights[half], pending, op);
-        pairs[1] = slopes::<X>(scores[0], half, of_weights[half], numbers, gradient);
+        of_weights[0] = wgmma_wait::<Const<32>>(of_weights[0], 1u32, op);
+        pairs[1] = slopes::<X>(scores[0], half, of_weights[0], numbers, gradient);
         if comptime!(half == 0) {
             sync_units(me.number + READ, 256u32);
         }

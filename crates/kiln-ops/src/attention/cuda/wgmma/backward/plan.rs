@@ -31,7 +31,7 @@ impl Gradient {
 
     /// Registers of a unit that multiplies and of one that does not.
     pub(crate) fn registers(&self) -> [u32; 2] {
-        [232, 40]
+        if self.chunks() == 1 { [224, 56] } else { [232, 40] }
     }
 
     /// Chunks of 64 elements of a head's width, the last one filled up with zeros.
