@@ -110,15 +110,24 @@ pub(super) fn step(
         // 64 rows are 8192 bytes.
         let rows = operand + comptime!(half as u64 * 512);
         let numbers = numbers + comptime!(half as u32 * 256);
-        of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.of_weights());
-        wgmma_commit();
+        // With a soft-cap the gradients of the weights have no registers beside what makes the weights.
+        let early = comptime!(!gradient.softcap);
+        if comptime!(early) {
+            of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.of_weights());
+            wgmma_commit();
+        }
         if comptime!(half == 0) {
-            scores[0] = wgmma_wait::<X>(scores[0], 1u32, comptime!(gradient.scores().op));
+            let op = comptime!(gradient.scores().op);
+            scores[0] = wgmma_wait::<X>(scores[0], comptime!(early as u32), op);
         }
         if known & MASKED != 0u32 {
             pairs[0] = weigh::<X>(&mut scores, half, numbers, key, places, true, gradient);
         } else {
             pairs[0] = weigh::<X>(&mut scores, half, numbers, key, places, false, gradient);
+        }
+        if comptime!(!early) {
+            of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.of_weights());
+            wgmma_commit();
         }
         let rows = me.dy_rows + rows;
         sums_add_registers::<Const<16>>(pairs[0], rows, gradient.dv(), gradient.of_values());
