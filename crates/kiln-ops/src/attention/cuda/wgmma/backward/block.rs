@@ -97,40 +97,44 @@ pub(super) fn step(
     let known = comptime!(4 * gradient.row_bytes());
     rings.q.wait(stage, phase);
     let known = plane_broadcast(shared[((of_rows + known) / 4) as usize], 0u32);
-    let halves = comptime!(gradient.queries() as usize / 64);
-    let mut scores = Array::<Sums>::new(halves);
-    let mut of_weights = Array::<Sums>::new(halves);
+    let size!(X) = comptime!(gradient.scores().op.sums());
+    let halves = comptime!(gradient.halves());
+    let mut scores = Array::<Vector<f32, X>>::new(1usize);
+    let mut of_weights = Array::<Sums>::new(1usize);
     let mut pairs = Array::<Pairs>::new(2usize);
+    scores[0] = wgmma_chain::<X>(me.k, me.q + operand, gradient.scores());
+    wgmma_commit();
+    rings.dy.wait(stage, phase);
     #[unroll]
     for half in 0..halves {
         // 64 rows are 8192 bytes.
         let rows = operand + comptime!(half as u64 * 512);
-        scores[half] = wgmma_chain::<Const<32>>(me.k, me.q + rows, gradient.scores());
-        wgmma_commit();
-        if comptime!(half == 0) {
-            rings.dy.wait(stage, phase);
-        }
-        of_weights[half] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.scores());
-        wgmma_commit();
-    }
-    #[unroll]
-    for half in 0..halves {
-        let rows = operand + comptime!(half as u64 * 512);
         let numbers = numbers + comptime!(half as u32 * 256);
-        let op = comptime!(gradient.scores().op);
-        // After the scores come two products of each half, but for those, and one of each half before.
-        let pending = comptime!((2 * halves - half - 1) as u32);
-        scores[half] = wgmma_wait::<Const<32>>(scores[half], pending, op);
+        // With a soft-cap the gradients of the weights have no registers beside what makes the weights.
+        let early = comptime!(!gradient.softcap);
+        if comptime!(early) {
+            of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.of_weights());
+            wgmma_commit();
+        }
+        if comptime!(half == 0) {
+            let op = comptime!(gradient.scores().op);
+            scores[0] = wgmma_wait::<X>(scores[0], comptime!(early as u32), op);
+        }
         if known & MASKED != 0u32 {
-            pairs[0] = weigh(&mut scores, half, numbers, key, places, true, gradient);
+            pairs[0] = weigh::<X>(&mut scores, half, numbers, key, places, true, gradient);
         } else {
-            pairs[0] = weigh(&mut scores, half, numbers, key, places, false, gradient);
+            pairs[0] = weigh::<X>(&mut scores, half, numbers, key, places, false, gradient);
+        }
+        if comptime!(!early) {
+            of_weights[0] = wgmma_chain::<Const<32>>(me.v, me.dy + rows, gradient.of_weights());
+            wgmma_commit();
         }
         let rows = me.dy_rows + rows;
         sums_add_registers::<Const<16>>(pairs[0], rows, gradient.dv(), gradient.of_values());
         wgmma_commit();
-        of_weights[half] = wgmma_wait::<Const<32>>(of_weights[half], pending, op);
-        pairs[1] = slopes(scores[half], of_weights[half], numbers, gradient);
+        let op = comptime!(gradient.of_weights().op);
+        of_weights[0] = wgmma_wait::<Const<32>>(of_weights[0], 1u32, op);
+        pairs[1] = slopes::<X>(scores[0], half, of_weights[0], numbers, gradient);
         if comptime!(half == 0) {
             sync_units(me.number + READ, 256u32);
         }

@@ -31,7 +31,7 @@ impl Gradient {
 
     /// Registers of a unit that multiplies and of one that does not.
     pub(crate) fn registers(&self) -> [u32; 2] {
-        [232, 40]
+        if self.chunks() == 1 { [224, 56] } else { [232, 40] }
     }
 
     /// Chunks of 64 elements of a head's width, the last one filled up with zeros.
@@ -117,16 +117,30 @@ impl Gradient {
         self.tile_at() as usize + 32
     }
 
-    /// Keys · queriesᵀ, and values · dOᵀ, over the width: of 64 queries.
+    /// Halves of 64 queries of a block, or all of them.
+    pub(crate) fn halves(&self) -> usize {
+        self.queries() as usize / 64
+    }
+
+    /// Keys · queriesᵀ, over the width.
     pub(crate) fn scores(&self) -> WgmmaChain {
-        let op = Wgmma { float: self.float, n: 64, a_transposed: false, b_transposed: false };
+        let n = self.queries() as usize;
+        let op = Wgmma { float: self.float, n, a_transposed: false, b_transposed: false };
         let steps = self.width.div_ceil(16);
         WgmmaChain { op, steps, a_block: KEYS * 8, b_block: self.queries() * 8 }
     }
 
-    /// What makes sums of keys.
+    /// Values · dOᵀ, over the width: of 64 queries.
+    pub(crate) fn of_weights(&self) -> WgmmaChain {
+        let scores = self.scores();
+        WgmmaChain { op: Wgmma { n: 64, ..scores.op }, ..scores }
+    }
+
+    /// What makes sums of keys. Of two chunks at least 104 columns, the last ones zeros: where no product has more
+    /// than 96, ptxas leaves the registers as they were and waits for each product.
     fn of_keys(&self) -> Wgmma {
-        Wgmma { float: self.float, n: self.width, a_transposed: false, b_transposed: true }
+        let n = if self.chunks() == 1 { self.width } else { self.width.max(104) };
+        Wgmma { float: self.float, n, a_transposed: false, b_transposed: true }
     }
 
     /// Weightsᵀ · dO, over 64 queries.

@@ -12,21 +12,21 @@ use cubecl::prelude::*;
 pub(super) type Sums = Vector<f32, Const<32>>;
 pub(super) type Pairs = Vector<u32, Const<16>>;
 
-/// Makes weights 2^(score − log-sum-exp) of a unit's scores `at`, and returns them rounded in pairs, as the left operand
+/// Makes weights 2^(score − log-sum-exp) of a unit's scores of 64 queries, one half or the other, and returns them rounded in pairs, as the left operand
 /// of a product over the queries. What remains in the place of the scores is the factor of their gradients: the
 /// weights, with a soft-cap times its slope. `key` is the unit's first key, at `numbers` are those of its first
 /// column.
 #[cube]
-pub(super) fn weigh(
-    scores: &mut Array<Sums>,
-    #[comptime] at: usize,
+pub(super) fn weigh<X: Size>(
+    scores: &mut Array<Vector<f32, X>>,
+    #[comptime] half: usize,
     numbers: u32,
     key: u32,
     places: &Places,
     #[comptime] masked: bool,
     #[comptime] gradient: Gradient,
 ) -> Pairs {
-    let mut factors = scores[at];
+    let mut factors = scores[0];
     let mut weights = Pairs::empty();
     #[unroll]
     for c in 0..8u32 {
@@ -35,7 +35,7 @@ pub(super) fn weigh(
         let mut pairs = Vector::<f32, Const<4>>::empty();
         #[unroll]
         for e in 0..4usize {
-            let i = comptime!(4 * c as usize + e);
+            let i = comptime!(32 * half + 4 * c as usize + e);
             let shift = lse.extract(comptime!(e % 2));
             if comptime!(gradient.softcap) {
                 let part = reciprocal(1.0f32 + exp2(factors.extract(i) * places.scale));
@@ -52,7 +52,7 @@ pub(super) fn weigh(
         }
         #[unroll]
         for e in 0..4usize {
-            let i = comptime!(4 * c as usize + e);
+            let i = comptime!(32 * half + 4 * c as usize + e);
             if comptime!(gradient.softcap) {
                 factors.insert(i, factors.extract(i) * pairs.extract(e));
             } else {
@@ -69,7 +69,7 @@ pub(super) fn weigh(
             weights.insert(comptime!(2 * c as usize + r), pair);
         }
     }
-    scores[at] = factors;
+    scores[0] = factors;
     weights
 }
 
@@ -103,8 +103,9 @@ fn seen(
 
 /// The gradients of a unit's scores, rounded in pairs: factor · (gradient of the weight − delta).
 #[cube]
-pub(super) fn slopes(
-    factors: Sums,
+pub(super) fn slopes<X: Size>(
+    factors: Vector<f32, X>,
+    #[comptime] half: usize,
     of_weights: Sums,
     numbers: u32,
     #[comptime] gradient: Gradient,
@@ -117,8 +118,10 @@ pub(super) fn slopes(
         for r in 0..2usize {
             let i = comptime!(4 * c as usize + 2 * r);
             let j = comptime!(i + 1);
-            let first = factors.extract(i) * (of_weights.extract(i) - delta.extract(0usize));
-            let second = factors.extract(j) * (of_weights.extract(j) - delta.extract(1usize));
+            let first = of_weights.extract(i) - delta.extract(0usize);
+            let second = of_weights.extract(j) - delta.extract(1usize);
+            let first = factors.extract(comptime!(32 * half + i)) * first;
+            let second = factors.extract(comptime!(32 * half + j)) * second;
             let pair = round_pair(first, second, gradient.float);
             rounded.insert(comptime!(2 * c as usize + r), pair);
         }
