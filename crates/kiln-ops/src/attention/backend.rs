@@ -1,7 +1,7 @@
 //! Attention as a Burn operation: dispatch, fusion and autodiff.
 
 use super::delta::delta;
-use super::family::{Kernels, kernels};
+use super::family::{self, Kernels, kernels};
 use super::problem::{self, HeadsView, Mask, Problem, Sizes};
 use super::{AttentionOptions, Documents, OP};
 use crate::autodiff::{Graph, Maybe, maybe};
@@ -226,9 +226,7 @@ impl AttentionOps for CubeBackend {
         };
         let lse = keep.then(|| launch::output(&y, OP, "lse", sizes.statistics(), DType::F32));
         if y.meta.num_elements() > 0 {
-            let problem = call.problem();
-            let Kernels { forward, .. } = kernels(&problem, call.settings.family);
-            forward(&problem, &view, lse.as_ref());
+            family::forward(&call.problem(), &view, lse.as_ref(), call.settings.family);
         }
         (y, lse.into())
     }

@@ -16,6 +16,8 @@ pub mod backend;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cube")]
+mod decode;
+#[cfg(feature = "cube")]
 mod delta;
 mod documents;
 #[cfg(feature = "cube")]
