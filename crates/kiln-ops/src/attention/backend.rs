@@ -40,10 +40,10 @@ pub enum Bounds<B: Backend> {
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// H and Hkv.
-    heads: [usize; 2],
-    options: AttentionOptions,
+    pub(super) heads: [usize; 2],
+    pub(super) options: AttentionOptions,
     /// The kernels that it should run on.
-    family: Option<Family>,
+    pub(super) family: Option<Family>,
 }
 
 impl Settings {
@@ -135,7 +135,7 @@ impl Sizes {
     }
 
     /// The shape of y.
-    fn output(&self, packed: bool) -> Shape {
+    pub(super) fn output(&self, packed: bool) -> Shape {
         let Self { batches, heads, queries, width, .. } = *self;
         match packed {
             true => Shape::new([batches, queries, heads * width]),
@@ -200,7 +200,7 @@ impl Attention<CubeBackend> {
 }
 
 /// A tensor whose rows have their elements next to each other.
-fn rows(tensor: CubeTensor) -> CubeTensor {
+pub(super) fn rows(tensor: CubeTensor) -> CubeTensor {
     let tensor = untile(tensor);
     if tensor.meta.strides()[2] == 1 { tensor } else { into_contiguous(tensor) }
 }

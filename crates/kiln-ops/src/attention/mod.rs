@@ -13,6 +13,7 @@
 
 #[cfg(feature = "cube")]
 pub mod backend;
+pub mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cube")]
@@ -30,6 +31,7 @@ pub mod reference;
 #[cfg(feature = "cube")]
 mod simt;
 
+pub use cache::{KvCache, attention_cached};
 pub use documents::Documents;
 
 use crate::check::Check;

@@ -58,6 +58,7 @@ pub fn all(client: &Client) -> Vec<Call> {
         pointwise(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
         crate::attention::calls(client, dtype, name, &mut calls);
+        crate::attention::few(client, dtype, name, &mut calls);
         products(client, dtype, name, &mut calls);
     }
     scans(client, &mut calls);

@@ -59,7 +59,7 @@ impl Plan {
             (sizes.width / size, sizes.heads / sizes.kv_heads * sizes.queries);
         // Without planes sums go through shared memory, and drivers compile what is unrolled for long.
         let (units, most_lanes, most_rows) =
-            if plane > 1 { (UNITS.max(plane), plane, MOST_ROWS) } else { (64, 16, 4) };
+            if plane > 1 { (UNITS.max(plane), plane, MOST_ROWS) } else { (64, 16, 2) };
         let lanes = vectors.next_power_of_two().min(most_lanes);
         let chunks = vectors.div_ceil(lanes);
         let mut plan = Self {
