@@ -68,7 +68,7 @@ pub mod prelude {
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
-    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk};
+    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
     pub use crate::tril_matmul::tril_matmul;

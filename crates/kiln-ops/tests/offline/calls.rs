@@ -150,6 +150,17 @@ fn pointwise(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                 name: format!("rope {name} {word} {width}"),
                 run: Box::new(move || drop(CubeBackend::rope(a, turn))),
             });
+            let (qkv, turn) = (tensor(client, [8, 1024, 16 * width], dtype), by());
+            calls.push(Call {
+                name: format!("rope_qkv {name} {word} {width}"),
+                run: Box::new(move || drop(CubeBackend::rope_packed(qkv, 14, turn))),
+            });
+            // Somebody else holds it: it is copied on the way.
+            let (qkv, turn) = (tensor(client, [8, 1024, 16 * width], dtype), by());
+            calls.push(Call {
+                name: format!("rope_qkv {name} {word} {width} copied"),
+                run: Box::new(move || drop(CubeBackend::rope_packed(qkv.clone(), 14, turn))),
+            });
             let (q, k, turn) = (x(), x(), by());
             calls.push(Call {
                 name: format!("rope_qk {name} {word} {width}"),
