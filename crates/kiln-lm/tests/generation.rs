@@ -1,40 +1,61 @@
-//! Generation on a CubeCL device: what is compiled on the way.
+//! Generation on a device with kernels: nothing is compiled anew from token to token.
 
+use cubecl::config::compilation::CompilationLogLevel;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use kiln_lm::config::ModelConfig;
 use kiln_lm::generate::{Sampling, generate};
+use kiln_ops::policy::{self, Implementation, Policy};
 use std::fs;
 use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Duration;
 
+/// Kernels that are compiled by now, by what CubeCL has logged; it does so on a thread of its own.
+fn compiled(log: &Path) -> Vec<String> {
+    std::thread::sleep(Duration::from_millis(500));
+    let text = fs::read_to_string(log).unwrap_or_default();
+    text.lines().filter(|line| line.contains("Compiling kernel")).map(String::from).collect()
+}
+
+/// The number of positions seen is in no kernel, with one part of the keys and with many.
 #[test]
-fn probe() {
-    let log = std::env::temp_dir().join(format!("kiln-compiled-{}", std::process::id()));
-    let mut config = cubecl::config::CubeClRuntimeConfig::default();
-    config.compilation.logger.level = cubecl::config::compilation::CompilationLogLevel::Full;
+fn no_kernel_depends_on_the_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("compiled");
+    let mut config = CubeClRuntimeConfig::default();
+    config.compilation.logger.level = CompilationLogLevel::Basic;
     config.compilation.logger.file = Some(log.clone());
-    use cubecl::config::RuntimeConfig;
-    assert!(cubecl::config::CubeClRuntimeConfig::try_set(config));
-    let Ok(opened) = kiln_ops::device::open("wgpu") else { return };
-    let config = ModelConfig {
-        layers: 2,
-        width: 64,
-        heads: 4,
-        kv_heads: 2,
-        context: 256,
-        ..Default::default()
+    assert!(CubeClRuntimeConfig::try_set(config), "nobody has set it");
+    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
+    let device = match kiln_ops::device::open(&name) {
+        Ok(opened) => opened.device,
+        Err(error) => return eprintln!("SKIPPED on {name}: {error}"),
     };
-    let model = config.init(97, 1, &opened.device);
-    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
-    if std::env::var("REF").is_ok() {
-        let ops = [("attention".to_string(), kiln_ops::policy::Implementation::Reference)].into();
-        kiln_ops::policy::set(kiln_ops::policy::Policy { ops, ..Default::default() });
+    if !policy::is_cube(&device) {
+        return eprintln!("SKIPPED: {name} has no kernels");
     }
-    let mut n = 0;
-    generate(&model, &[1, 2, 3], 120, &sampling, 0, &mut |_| {
-        n += 1;
-        let text = fs::read_to_string(&log).unwrap_or_default();
-        eprintln!("{n}: {}", text.matches("[START_KERNEL").count());
-        ControlFlow::Continue(())
-    })
-    .unwrap();
-    eprintln!("{}", log.display());
+    // Also where it would take the reference by itself.
+    let ops = [("attention".to_string(), Implementation::Fused)].into();
+    policy::set(Policy { ops, ..Policy::default() });
+    for qk_norm in [false, true] {
+        let (heads, kv_heads) = (4, 2);
+        let model =
+            ModelConfig { layers: 2, width: 64, heads, kv_heads, qk_norm, ..Default::default() };
+        let model = ModelConfig { context: 256, ..model }.init(97, 1, &device);
+        let model = model.with_activations(kiln_lm::config::Precision::Auto.dtype(&device));
+        let sampling = Sampling { temperature: 0.8, top_k: 20, top_p: 0.9 };
+        let mut half = vec![];
+        let mut count = 0;
+        let mut take = |_| {
+            count += 1;
+            if count == 100 {
+                half = compiled(&log);
+            }
+            ControlFlow::Continue(())
+        };
+        generate(&model, &[1, 2, 3], 200, &sampling, 0, &mut take).unwrap();
+        let all = compiled(&log);
+        assert!(half.len() > 5, "the log is read: {half:?}");
+        assert_eq!(all[half.len()..], [] as [String; 0], "compiled after 100 tokens");
+    }
 }

@@ -60,7 +60,7 @@ pub mod prelude {
     pub use crate::OpError;
     pub use crate::add_rms_norm::add_rms_norm;
     pub use crate::attention::{
-        AttentionOptions, Documents, KvCache, attention, attention_cached, attention_documents,
+        AttentionOptions, Documents, attention, attention_cached, attention_documents,
         attention_qkv,
     };
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};

@@ -4,7 +4,7 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::attention::oracle;
+use kiln_ops::attention::{KvCache, oracle};
 use kiln_ops::launch::{limits, plans};
 use kiln_ops::policy;
 use kiln_ops::prelude::*;
@@ -167,4 +167,90 @@ fn what_does_not_fit_a_cache_is_named() {
         call([1, 1, 32], 3).unwrap_err().to_string(),
         "attention: heads = 3, expected a multiple of the cache's, both at least 1"
     );
+}
+
+/// Seconds of one of the calls that `work` makes, the least of some bursts; recorded where the device can.
+fn seconds<T>(device: &Device, calls: usize, work: impl Fn() -> T) -> f64 {
+    use burn::backend::{Backend, Dispatch};
+    let sync = || device.sync().unwrap();
+    drop(work());
+    sync();
+    let dispatch = device.as_dispatch();
+    let graph = Dispatch::graph_prepare(dispatch).ok().and_then(|()| {
+        drop(work());
+        sync();
+        Dispatch::graph_start_capture(dispatch).ok()?;
+        let kept = work();
+        Some((Dispatch::graph_stop_capture(dispatch).ok()?, kept))
+    });
+    let repeats = 10;
+    let burst = |_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let start = std::time::Instant::now();
+        for _ in 0..repeats {
+            match &graph {
+                // SAFETY: the inputs are the caller's, the outputs are kept.
+                Some((graph, _)) => unsafe { Dispatch::graph_replay(dispatch, graph).unwrap() },
+                None => drop(work()),
+            }
+        }
+        sync();
+        start.elapsed().as_secs_f64() / (repeats * calls) as f64
+    };
+    (0..5).map(burst).fold(f64::INFINITY, f64::min)
+}
+
+/// With `KILN_TIME=1`: at which speed keys and values are read, beside a copy that moves as many bytes.
+#[test]
+fn timing() {
+    if std::env::var_os("KILN_TIME").is_none() {
+        return;
+    }
+    for device in devices().into_iter().filter(policy::is_cube) {
+        let dtype = if device.supports_dtype(DType::BF16) { DType::BF16 } else { DType::F32 };
+        for [batch, heads, kv_heads, keys, width] in [
+            [1, 12, 12, 1024, 64],
+            [1, 32, 8, 4096, 128],
+            [1, 32, 8, 16384, 128],
+            [1, 64, 8, 16384, 128],
+            [1, 16, 16, 16384, 64],
+            [8, 32, 8, 4096, 128],
+            [8, 64, 8, 4096, 128],
+            [16, 32, 8, 16384, 128],
+            [64, 12, 12, 1024, 64],
+            [64, 32, 8, 2048, 128],
+            [64, 32, 32, 1024, 64],
+            [64, 32, 4, 16384, 128],
+            [4, 16, 8, 8192, 256],
+        ] {
+            let bytes = 2 * batch * kv_heads * keys * width * dtype.size();
+            // More than a cache holds.
+            let sets = (1usize << 29).div_ceil(bytes).clamp(1, 32);
+            let filled = |shape: [usize; 4]| Tensor::<4>::full(shape, 0.5, (&device, dtype));
+            let of: Vec<_> = (0..sets)
+                .map(|_| {
+                    let keys = || filled([batch, kv_heads, keys, width]);
+                    (filled([batch, heads, 1, width]), keys(), keys())
+                })
+                .collect();
+            let options = AttentionOptions::default();
+            let decode = || -> Vec<Tensor<4>> {
+                policy::force(policy::Implementation::Fused, || {
+                    let all = of.iter().cloned();
+                    all.map(|(q, k, v)| attention(q, k, v, options).unwrap()).collect()
+                })
+            };
+            // Reads one half of as many bytes and writes the other.
+            let copy = || -> Vec<Tensor<4>> {
+                of.iter().map(|(_, k, _)| k.clone().mul_scalar(2.0)).collect()
+            };
+            let [decoded, copied] = [seconds(&device, sets, decode), seconds(&device, sets, copy)]
+                .map(|s| bytes as f64 / s / 1e9);
+            eprintln!(
+                "b{batch} h{heads}/{kv_heads} s{keys} d{width}: {:.0} MB, {decoded:.0} GB/s, copy {copied:.0}, ratio {:.2}",
+                bytes as f64 / 1e6,
+                decoded / copied
+            );
+        }
+    }
 }

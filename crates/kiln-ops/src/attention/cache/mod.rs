@@ -46,6 +46,12 @@ impl KvCache {
         self.shape
     }
 
+    /// Whether it is one of this shape, element type and device.
+    pub fn fits(&self, shape: [usize; 4], dtype: DType, device: &Device) -> bool {
+        let keys = &self.both()[0];
+        self.shape == shape && keys.dtype() == dtype && keys.device() == device.clone().inner()
+    }
+
     /// Forgets all positions and keeps the memory.
     pub fn clear(&mut self) {
         self.len = 0;
