@@ -95,10 +95,12 @@ impl CausalSelfAttentionConfig {
         let shape = Shape::new([rows, columns.iter().sum()]);
         let values = move |device: &Device, require_grad: bool| {
             let matrix = |columns| {
-                let of = initializer.init_with([rows, columns], Some(rows), Some(columns), device);
-                Tensor::<2>::detach(of.val())
+                let of: Param<Tensor<2>> =
+                    initializer.init_with([rows, columns], Some(rows), Some(columns), device);
+                of.val()
             };
-            let all = Tensor::cat(columns.map(matrix).into(), 1);
+            // A leaf of its own.
+            let all = Tensor::cat(columns.map(matrix).into(), 1).detach();
             if require_grad { all.require_grad() } else { all }
         };
         Param::uninitialized(ParamId::new(), values, device.clone(), true, shape)
