@@ -155,11 +155,15 @@ fn pointwise(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                 name: format!("rope_qkv {name} {word} {width}"),
                 run: Box::new(move || drop(CubeBackend::rope_packed(qkv, 14, turn))),
             });
-            // Somebody else holds it: it is copied on the way.
+            // Others hold it: it is copied on the way.
             let (qkv, turn) = (tensor(client, [8, 1024, 16 * width], dtype), by());
+            let held = [qkv.clone(), qkv.clone()];
             calls.push(Call {
                 name: format!("rope_qkv {name} {word} {width} copied"),
-                run: Box::new(move || drop(CubeBackend::rope_packed(qkv.clone(), 14, turn))),
+                run: Box::new(move || {
+                    drop(CubeBackend::rope_packed(qkv, 14, turn));
+                    drop(held);
+                }),
             });
             let (q, k, turn) = (x(), x(), by());
             calls.push(Call {
