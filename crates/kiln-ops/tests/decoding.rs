@@ -249,10 +249,10 @@ fn timing() {
             };
             let [decoded, copied] = [seconds(&device, sets, decode), seconds(&device, sets, copy)]
                 .map(|s| bytes as f64 / s / 1e9);
+            let (megabytes, ratio) = (bytes as f64 / 1e6, decoded / copied);
             eprintln!(
-                "b{batch} h{heads}/{kv_heads} s{keys} d{width}: {:.0} MB, {decoded:.0} GB/s, copy {copied:.0}, ratio {:.2}",
-                bytes as f64 / 1e6,
-                decoded / copied
+                "b{batch} h{heads}/{kv_heads} s{keys} d{width}: {megabytes:.0} MB, {decoded:.0} GB/s, \
+                 copy {copied:.0}, ratio {ratio:.2}"
             );
         }
     }

@@ -8,6 +8,7 @@
 //! elsewhere they are copied.
 
 use super::RopeLayout;
+use super::heads::Heads;
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
@@ -219,50 +220,6 @@ fn rope_kernel<E: Float, N: Size>(
             turn::<E, N>(k, &place, group - q.groups, plan);
         }
     }
-}
-
-/// A `[B, H, T, D]` tensor whose channels stand side by side.
-struct Heads {
-    tensor: CubeTensor,
-    dims: [usize; 4],
-    /// Of B, H and T; 0 where there is only one.
-    strides: [usize; 3],
-}
-
-impl Heads {
-    /// Copies only where the channels are apart.
-    fn new(tensor: CubeTensor) -> Self {
-        let tensor = untile(tensor);
-        let tensor = if tensor.meta.strides()[3] == 1 { tensor } else { into_contiguous(tensor) };
-        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-        let dims = [shape[0], shape[1], shape[2], shape[3]];
-        let stride = |i: usize| if dims[i] > 1 { strides[i] } else { 0 };
-        let strides = [stride(0), stride(1), stride(2)];
-        Self { tensor, dims, strides }
-    }
-
-    /// The first `heads` of a `[B, T, …·D]` tensor whose channels stand side by side.
-    fn packed(tensor: CubeTensor, heads: usize, width: usize) -> Self {
-        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-        let dims = [shape[0], heads, shape[1], width];
-        let strides = [strides[0], width, strides[1]];
-        Self {
-            tensor,
-            dims,
-            strides: std::array::from_fn(|i| if dims[i] > 1 { strides[i] } else { 0 }),
-        }
-    }
-
-    /// Half-heads as rows: every stride is a multiple of the distance of these.
-    fn halves(&self) -> Rows {
-        let width = self.dims[3] / 2;
-        let stride = self.strides.iter().fold(width, |a, b| greatest_common_divisor(a, *b));
-        Rows { tensor: self.tensor.clone(), rows: 2, width, stride }
-    }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// The table, and which way to turn.
