@@ -242,6 +242,11 @@ pub trait Operator: Sync {
         vec![]
     }
 
+    /// Whether a call whose gradients nobody wants may run on kernels of its own, which the gate verifies too.
+    fn untracked(&self) -> bool {
+        false
+    }
+
     /// The kernels of the backward, called past autodiff, whose bookkeeping on the host takes
     /// longer than many of them; none if the operator has no such way. What [`saved`](Self::saved) made
     /// follows the inputs. This is what `kiln bench` times; [`gradients`](Self::gradients) makes of it

@@ -1,7 +1,7 @@
 //! Text from a model, token by token: logits, temperature, top-k, top-p, a draw.
 
 use crate::config::SampleConfig;
-use crate::model::Transformer;
+use crate::model::{MixerCache, Transformer};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -102,6 +102,7 @@ pub fn generate(
     let vocab_size = model.vocab_size();
     sampling.check()?;
     check(prompt, vocab_size)?;
+    let model = &model.for_inference();
     let device = model.embedding.weight.device();
     let context = model.context();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -110,7 +111,7 @@ pub fn generate(
     let mut new = text.clone();
     for after in 0..tokens {
         if cache[0].len() + new.len() > context {
-            cache = model.empty_cache();
+            cache.iter_mut().for_each(MixerCache::clear);
             new = text[text.len() - context.div_ceil(2)..].to_vec();
             text = new.clone();
         }

@@ -9,6 +9,7 @@
 
 pub mod config;
 pub mod data;
+mod earlier;
 pub mod generate;
 pub mod model;
 mod names;

@@ -126,7 +126,7 @@ pub fn from_safetensors(
     file.iter().map(tensor).collect()
 }
 
-/// Everything that a module holds, by name: `blocks.0.attention.w_q.weight`.
+/// Everything that a module holds, by name: `blocks.0.attention.w_qkv.weight`.
 pub fn record<M: Module>(module: &M) -> Vec<(String, TensorData)> {
     struct Collect {
         names: Names,

@@ -4,8 +4,10 @@
 mod common;
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 use common::{Memory, Place, checkpoint, one_at_a_time};
+use kiln_lm::run::CheckpointStore;
+use kiln_lm::tensors::{from_safetensors, to_safetensors};
 use kiln_lm::train::{Outcome, TrainError, Trained, Which};
 use std::fs;
 
@@ -68,6 +70,52 @@ fn a_resumed_run_goes_on_bit_for_bit() {
         let saved = checkpoint(&place.run(name), 12);
         assert_eq!(saved, checkpoint(&place.run("whole"), 12), "{name}");
     }
+}
+
+/// Queries, keys and values had a matrix each, in the model and in the state of the optimizer.
+#[test]
+fn a_run_of_an_earlier_version_goes_on() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let mut whole = Memory::default();
+    whole.run(&mut place.new_trainer("whole", &[])).unwrap();
+    let mut first = Memory::stopping_after(6);
+    first.run(&mut place.new_trainer("earlier", &[])).unwrap();
+
+    let folder = place.run("earlier").join("checkpoints");
+    let mut files = checkpoint(&place.run("earlier"), 6);
+    for (name, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("safetensors")) {
+        let tensors = from_safetensors("test", bytes).unwrap();
+        let apart = tensors.into_iter().flat_map(|(name, data)| {
+            if !name.contains(".w_qkv.") {
+                return vec![(name, data)];
+            }
+            // 32 columns of queries, 16 of keys, 16 of values.
+            let (values, rows) = (data.as_slice::<f32>().unwrap(), data.shape()[0]);
+            let part = |(part, first, columns): (&str, usize, usize)| {
+                let rows_of = values.chunks(64).flat_map(|row| &row[first..first + columns]);
+                let part_values: Vec<f32> = rows_of.copied().collect();
+                (name.replace("w_qkv", part), TensorData::new(part_values, [rows, columns]))
+            };
+            [("w_q", 0, 32), ("w_k", 32, 16), ("w_v", 48, 16)].map(part).into()
+        });
+        let apart: Vec<(String, TensorData)> = apart.collect();
+        assert!(apart.iter().any(|(name, _)| name.contains("w_q.weight")), "{name}");
+        *bytes = to_safetensors("test", &apart).unwrap();
+    }
+    let config = fs::read(folder.join("step-00000006/config.toml")).unwrap();
+    files.push(("config.toml".into(), config));
+    let files: Vec<(&str, &[u8])> =
+        files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    CheckpointStore::open(folder, 5).unwrap().save(6, &files, None).unwrap();
+
+    let trained = Trained::load(&place.run("earlier"), Which::Latest, &Device::flex()).unwrap();
+    assert_eq!(trained.step, 6);
+    let mut second = Memory::default();
+    second.run(&mut place.resume("earlier", &[]).unwrap()).unwrap();
+    assert_eq!([first.numbers(), second.numbers()].concat(), whole.numbers());
+    let model = |name: &str| checkpoint(&place.run(name), 12).remove(0);
+    assert_eq!(model("earlier"), model("whole"));
 }
 
 #[test]

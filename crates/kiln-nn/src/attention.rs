@@ -1,12 +1,13 @@
 //! Causal self-attention with grouped key and value heads, RoPE and optional QK-norm:
-//! softmax(scale · Q·Kᵀ + mask) · V between four matrices.
+//! softmax(scale · Q·Kᵀ + mask) · V between a product that makes queries, keys and values in one tensor, where
+//! attention reads them, and one back.
 
 use crate::{KvCache, Linear, LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, expect};
 use burn::config::Config;
-use burn::module::{Content, DisplaySettings, Module, ModuleDisplay};
+use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param, ParamId};
 use burn::nn::Initializer;
-use burn::tensor::{Device, Tensor};
-use kiln_ops::prelude::{AttentionOptions, RopeOptions, attention};
+use burn::tensor::{Device, Shape, Tensor};
+use kiln_ops::prelude::{AttentionOptions, RopeOptions, attention_cached, attention_qkv};
 
 /// Configuration of [`CausalSelfAttention`].
 #[derive(Config, Debug)]
@@ -28,7 +29,7 @@ pub struct CausalSelfAttentionConfig {
     /// Frequencies and layout of the rotary embedding.
     #[config(default = "kiln_ops::rope::RopeOptions::default()")]
     pub rope: RopeOptions,
-    /// Start values of the four matrices.
+    /// Start values of the matrices; those of queries, keys and values are made one by one.
     #[config(default = "crate::default_initializer()")]
     pub initializer: Initializer,
 }
@@ -37,12 +38,10 @@ pub struct CausalSelfAttentionConfig {
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct CausalSelfAttention {
-    /// To the queries, `[d_model, heads · head_dim]`.
-    pub w_q: Linear,
-    /// To the keys, `[d_model, kv_heads · head_dim]`.
-    pub w_k: Linear,
-    /// To the values, `[d_model, kv_heads · head_dim]`.
-    pub w_v: Linear,
+    /// To queries, keys and values, `[d_model, (heads + 2 · kv_heads) · head_dim]`: three matrices side by side, in
+    /// columns of [`parts`](Self::parts). An optimizer that works on whole matrices, as Muon does, takes each by
+    /// itself.
+    pub w_qkv: Linear,
     /// Back to the residual stream, `[heads · head_dim, d_model]`.
     pub w_o: Linear,
     /// Norm of the queries.
@@ -71,19 +70,17 @@ impl CausalSelfAttentionConfig {
         let fits = kv_heads > 0 && heads.is_multiple_of(kv_heads);
         assert!(fits, "attention: heads = {heads}, expected a multiple of kv_heads = {kv_heads}");
         let head_dim = d_model / heads;
-        let linear = |d_input, d_output| {
-            LinearConfig::new(d_input, d_output)
-                .with_initializer(self.initializer.clone())
-                .init(device)
-        };
         let norm = || {
             self.qk_norm.then(|| RmsNormConfig::new(head_dim).with_eps(self.norm_eps).init(device))
         };
         CausalSelfAttention {
-            w_q: linear(d_model, d_model),
-            w_k: linear(d_model, kv_heads * head_dim),
-            w_v: linear(d_model, kv_heads * head_dim),
-            w_o: linear(d_model, d_model),
+            w_qkv: Linear {
+                weight: self.side_by_side(parts(heads, kv_heads, head_dim), device),
+                bias: None,
+            },
+            w_o: LinearConfig::new(d_model, d_model)
+                .with_initializer(self.initializer.clone())
+                .init(device),
             q_norm: norm(),
             k_norm: norm(),
             rope: RopeConfig::new(self.positions, head_dim).with_options(self.rope).init(device),
@@ -91,9 +88,37 @@ impl CausalSelfAttentionConfig {
             kv_heads,
         }
     }
+
+    /// Matrices of so many columns side by side, each with start values of its own.
+    fn side_by_side(&self, columns: [usize; 3], device: &Device) -> Param<Tensor<2>> {
+        let (rows, initializer) = (self.d_model, self.initializer.clone());
+        let shape = Shape::new([rows, columns.iter().sum()]);
+        let values = move |device: &Device, require_grad: bool| {
+            let matrix = |columns| {
+                let of: Param<Tensor<2>> =
+                    initializer.init_with([rows, columns], Some(rows), Some(columns), device);
+                of.val()
+            };
+            // A leaf of its own.
+            let all = Tensor::cat(columns.map(matrix).into(), 1).detach();
+            if require_grad { all.require_grad() } else { all }
+        };
+        Param::uninitialized(ParamId::new(), values, device.clone(), true, shape)
+    }
+}
+
+/// Columns of the queries, the keys and the values.
+fn parts(heads: usize, kv_heads: usize, head_dim: usize) -> [usize; 3] {
+    [heads, kv_heads, kv_heads].map(|heads| heads * head_dim)
 }
 
 impl CausalSelfAttention {
+    /// Columns of the queries, the keys and the values in `w_qkv`.
+    pub fn parts(&self) -> [usize; 3] {
+        let [_, all] = self.w_qkv.weight.shape().dims();
+        parts(self.heads, self.kv_heads, all / (self.heads + 2 * self.kv_heads))
+    }
+
     /// Attention of every position of `x`, `[B, T, d_model]`, over itself and those before it.
     ///
     /// # Panics
@@ -102,46 +127,51 @@ impl CausalSelfAttention {
     /// the layer.
     #[track_caller]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let (q, k, v) = self.project(x, 0);
-        self.attend(q, k, v)
+        let (qkv, options) = (self.project(x, 0), AttentionOptions::default());
+        self.w_o.forward(expect(attention_qkv(qkv, self.heads, self.kv_heads, None, options)))
     }
 
-    /// The same for positions that follow those in `cache`, to which they are added.
+    /// The same for positions that follow those in `cache`, to which they are added. For generation: no gradient
+    /// flows through it.
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward), the positions in the cache included.
+    /// As [`forward`](Self::forward), the positions in the cache included; and if there are more than it has room
+    /// for.
     #[track_caller]
     pub fn forward_cached(&self, x: Tensor<3>, cache: &mut KvCache) -> Tensor<3> {
-        let (q, k, v) = self.project(x, cache.len());
-        let (k, v) = cache.append(k, v);
-        self.attend(q, k, v)
+        let qkv = self.project(x, cache.len());
+        let cache = cache.of(&qkv, self.heads, self.kv_heads);
+        self.w_o.forward(expect(attention_cached(
+            qkv,
+            self.heads,
+            cache,
+            AttentionOptions::default(),
+        )))
     }
 
-    /// Queries, keys and values, `[B, heads, T, head_dim]`, the first two turned.
+    /// Queries, keys and values, `[B, T, (heads + 2 · kv_heads) · head_dim]`, the first two turned.
     #[track_caller]
-    fn project(&self, x: Tensor<3>, offset: usize) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
-        let heads = |x: Tensor<3>, heads: usize| {
-            let [batch, length, width] = x.dims();
-            x.reshape([batch, length, heads, width / heads]).swap_dims(1, 2)
-        };
-        let q = heads(self.w_q.forward(x.clone()), self.heads);
-        let k = heads(self.w_k.forward(x.clone()), self.kv_heads);
-        let v = heads(self.w_v.forward(x), self.kv_heads);
-        let normed = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => norm.forward(x),
-            None => x,
-        };
-        let (q, k) = (normed(q, &self.q_norm), normed(k, &self.k_norm));
-        let (q, k) = self.rope.forward_qk(q, k, offset);
-        (q, k, v)
+    fn project(&self, x: Tensor<3>, offset: usize) -> Tensor<3> {
+        let qkv = self.normed(self.w_qkv.forward(x));
+        self.rope.forward_qkv(qkv, self.heads, self.kv_heads, offset)
     }
 
+    /// With queries and keys normalised head by head.
     #[track_caller]
-    fn attend(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<3> {
-        let [batch, heads, length, head_dim] = q.dims();
-        let y = expect(attention(q, k, v, AttentionOptions::default()));
-        self.w_o.forward(y.swap_dims(1, 2).reshape([batch, length, heads * head_dim]))
+    fn normed(&self, qkv: Tensor<3>) -> Tensor<3> {
+        let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else { return qkv };
+        let [batch, length, _] = qkv.dims();
+        let [queries, keys, values] = self.parts();
+        let part = |first, columns| qkv.clone().narrow(2, first, columns);
+        let normed = |x: Tensor<3>, norm: &RmsNorm| {
+            let [_, _, columns] = x.dims();
+            let width = norm.weight.shape()[0];
+            let heads = x.reshape([batch, length, columns / width, width]);
+            norm.forward(heads).reshape([batch, length, columns])
+        };
+        let (q, k) = (normed(part(0, queries), q_norm), normed(part(queries, keys), k_norm));
+        Tensor::cat(vec![q, k, part(queries + keys, values)], 2)
     }
 }
 
@@ -151,7 +181,7 @@ impl ModuleDisplay for CausalSelfAttention {
     }
 
     fn custom_content(&self, content: Content) -> Option<Content> {
-        let [d_model, _] = self.w_q.weight.shape().dims();
+        let [d_model, _] = self.w_qkv.weight.shape().dims();
         let content = content.add("d_model", &d_model).add("heads", &self.heads);
         content.add("kv_heads", &self.kv_heads).add("qk_norm", &self.q_norm.is_some()).optional()
     }

@@ -1,38 +1,60 @@
 //! Keys and values of the tokens that one attention layer has seen, for generation.
 
 use burn::tensor::Tensor;
+use kiln_ops::attention;
 
-/// Keys and values of one layer, `[B, Hkv, S, D]`, already turned by RoPE.
-#[derive(Debug, Clone, Default)]
+/// Keys and values of one layer, already turned by RoPE: memory for all positions, allocated once and filled in
+/// place.
+#[derive(Debug, Clone)]
 pub struct KvCache {
-    stored: Option<(Tensor<4>, Tensor<4>)>,
+    capacity: usize,
+    /// Made by the first call, which says for how many sequences, and in which element type.
+    held: Option<attention::KvCache>,
 }
 
 impl KvCache {
-    /// A cache that has seen nothing.
-    pub fn new() -> Self {
-        Self::default()
+    /// A cache with room for so many positions that has seen nothing.
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, held: None }
     }
 
     /// Number of positions seen.
     pub fn len(&self) -> usize {
-        self.stored.as_ref().map_or(0, |(k, _)| k.dims()[2])
+        self.held.as_ref().map_or(0, attention::KvCache::len)
     }
 
     /// Whether nothing was seen.
     pub fn is_empty(&self) -> bool {
-        self.stored.is_none()
+        self.len() == 0
     }
 
-    /// Appends keys and values and returns all of them.
-    pub(crate) fn append(&mut self, k: Tensor<4>, v: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        let all = match self.stored.take() {
-            Some((old_k, old_v)) => {
-                (Tensor::cat(vec![old_k, k], 2), Tensor::cat(vec![old_v, v], 2))
-            }
-            None => (k, v),
-        };
-        self.stored = Some(all.clone());
-        all
+    /// Number of positions there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Forgets what it has seen and keeps the memory.
+    pub fn clear(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.clear();
+        }
+    }
+
+    /// The cache for what is in `qkv`; while nothing was seen it may be of other sequences than before.
+    pub(crate) fn of(
+        &mut self,
+        qkv: &Tensor<3>,
+        heads: usize,
+        kv_heads: usize,
+    ) -> &mut attention::KvCache {
+        let [batch, _, all] = qkv.dims();
+        let shape = [batch, kv_heads, self.capacity, all / (heads + 2 * kv_heads)];
+        let device = qkv.device().inner();
+        let fits =
+            |held: &attention::KvCache| !held.is_empty() || held.fits(shape, qkv.dtype(), &device);
+        if !self.held.as_ref().is_some_and(fits) {
+            self.held = Some(attention::KvCache::new(shape, qkv.dtype(), &device));
+        }
+        self.held.as_mut().expect("it is there")
     }
 }

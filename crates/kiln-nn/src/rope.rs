@@ -6,7 +6,7 @@ use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
 use burn::tensor::{Device, Tensor};
-use kiln_ops::prelude::{RopeOptions, RopeTable, rope, rope_qk};
+use kiln_ops::prelude::{RopeOptions, RopeTable, rope, rope_qk, rope_qkv};
 
 /// Configuration of [`Rope`].
 #[derive(Config, Debug)]
@@ -60,6 +60,22 @@ impl Rope {
     #[track_caller]
     pub fn forward_qk(&self, q: Tensor<4>, k: Tensor<4>, offset: usize) -> (Tensor<4>, Tensor<4>) {
         expect(rope_qk(q, k, &self.table, offset))
+    }
+
+    /// Turns queries and keys of a packed tensor, `[B, T, (heads + 2 · kv_heads) · head_dim]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward).
+    #[track_caller]
+    pub fn forward_qkv(
+        &self,
+        qkv: Tensor<3>,
+        heads: usize,
+        kv_heads: usize,
+        offset: usize,
+    ) -> Tensor<3> {
+        expect(rope_qkv(qkv, heads, kv_heads, &self.table, offset))
     }
 
     /// Number of positions.

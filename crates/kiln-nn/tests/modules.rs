@@ -47,7 +47,7 @@ fn a_bf16_input_gives_f32_gradients() {
     let y = mlp.forward(attention.forward(x));
     assert_eq!(y.dtype(), DType::BF16);
     let grads = y.cast(DType::F32).square().sum().backward();
-    let weight = attention.w_k.weight.val().grad(&grads).unwrap();
+    let weight = attention.w_qkv.weight.val().grad(&grads).unwrap();
     let norm = attention.q_norm.as_ref().unwrap().weight.val().grad(&grads).unwrap();
     assert_eq!((weight.dtype(), norm.dtype()), (DType::F32, DType::F32));
     assert!(mlp.w_down.val().grad(&grads).is_some());
@@ -72,19 +72,32 @@ fn attention_sees_the_past_alone_and_the_cache_changes_nothing() {
             .with_kv_heads(Some(kv_heads))
             .with_qk_norm(kv_heads == 2)
             .init(&Device::flex());
-        assert_eq!(attention.w_k.weight.dims(), [16, 4 * kv_heads]);
+        assert_eq!(attention.w_qkv.weight.dims(), [16, 16 + 8 * kv_heads]);
+        assert_eq!(attention.parts(), [16, 4 * kv_heads, 4 * kv_heads]);
         let x = random([2, 6, 16]);
         let y = attention.forward(x.clone());
         let changed = x.clone().slice_assign([0..2, 4..5, 0..16], random([2, 1, 16]));
         close(attention.forward(changed).narrow(1, 0, 4), y.clone().narrow(1, 0, 4), 0.0);
 
-        let mut cache = KvCache::new();
-        assert!(cache.is_empty());
-        for (start, length) in [(0, 3), (3, 1), (4, 2)] {
-            let part = attention.forward_cached(x.clone().narrow(1, start, length), &mut cache);
-            close(part, y.clone().narrow(1, start, length), 1e-5);
+        let mut cache = KvCache::new(7);
+        for _ in 0..2 {
+            assert!(cache.is_empty());
+            for (start, length) in [(0, 3), (3, 1), (4, 2)] {
+                let part = attention.forward_cached(x.clone().narrow(1, start, length), &mut cache);
+                close(part, y.clone().narrow(1, start, length), 1e-5);
+            }
+            assert_eq!((cache.len(), cache.capacity()), (6, 7));
+            let more = || drop(attention.forward_cached(random([2, 2, 16]), &mut cache.clone()));
+            let line = message(more);
+            assert_eq!(
+                line,
+                "attention: positions = 8, expected at most 7, the capacity of the cache"
+            );
+            cache.clear();
         }
-        assert_eq!(cache.len(), 6);
+        // What was forgotten may be followed by another number of sequences.
+        let one = x.clone().narrow(0, 1, 1);
+        close(attention.forward_cached(one, &mut cache), y.clone().narrow(0, 1, 1), 1e-5);
         let line = message(|| drop(attention.forward(random([1, 9, 16]))));
         assert!(line.starts_with("rope: offset = 0"), "{line}");
     }
@@ -109,4 +122,24 @@ fn rope_is_no_parameter_and_follows_its_module() {
     close(k, rope.forward(keys, 2), 0.0);
     let moved = rope.to_device(&device.autodiff());
     close(moved.forward(x, 0), turned, 0.0);
+}
+
+/// Queries, keys and values start as matrices of their own would.
+#[test]
+fn start_values_are_those_of_three_matrices() {
+    let xavier = burn::nn::Initializer::XavierUniform { gain: 1.0 };
+    let attention = CausalSelfAttentionConfig::new(64, 8, 4)
+        .with_kv_heads(Some(1))
+        .with_initializer(xavier)
+        .init(&Device::flex());
+    let weight = attention.w_qkv.weight.val();
+    let mut first = 0;
+    for columns in attention.parts() {
+        // The bound of its own shape, which some of so many numbers come near.
+        let bound = (6.0 / (64 + columns) as f32).sqrt();
+        let part = weight.clone().narrow(1, first, columns);
+        let most: f32 = part.abs().max().into_scalar();
+        assert!(most <= bound && most > 0.95 * bound, "{columns}: {most} {bound}");
+        first += columns;
+    }
 }

@@ -60,14 +60,15 @@ pub mod prelude {
     pub use crate::OpError;
     pub use crate::add_rms_norm::add_rms_norm;
     pub use crate::attention::{
-        AttentionOptions, Documents, attention, attention_documents, attention_qkv,
+        AttentionOptions, Documents, attention, attention_cached, attention_documents,
+        attention_qkv,
     };
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
-    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk};
+    pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
     pub use crate::tril_matmul::tril_matmul;

@@ -284,3 +284,71 @@ fn wrong_calls_are_named() {
         assert!(message(refused).starts_with("rope: the fused kernel cannot run on cpu"));
     }
 }
+
+/// Queries and keys of a packed tensor are turned as they are by themselves, the values are not.
+#[test]
+fn a_packed_tensor_is_turned_in_one_piece() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for ([batch, length, width], [heads, kv_heads]) in
+                [([2, 19, 64], [4, 2]), ([1, 1, 128], [3, 1]), ([3, 5, 6], [2, 2])]
+            {
+                for options in every_option(width) {
+                    let total = heads + 2 * kv_heads;
+                    let shape = [batch, length, total * width];
+                    let n = shape.iter().product();
+                    let (x, _) = tensor(&numbers(n, 3, 0.1), shape, dtype, &device);
+                    let (dy, _) = tensor(&numbers(n, 4, 0.1), shape, dtype, &device);
+                    let table = RopeTable::new(OFFSET + length, width, options, &device).unwrap();
+                    let leaf = x.autodiff().require_grad();
+                    poison(n, dtype, &device);
+                    // One that others hold, and one that nobody does.
+                    for alone in [false, true] {
+                        let of = if alone { leaf.clone().mul_scalar(1.0) } else { leaf.clone() };
+                        let y = rope_qkv(of, heads, kv_heads, &table, OFFSET).unwrap();
+                        let grads = pull(y.clone(), &dy.clone().autodiff()).backward();
+                        let found = [values(&y), values(&leaf.grad(&grads).unwrap())];
+                        let parts = |x: Tensor<3>, back: bool| {
+                            let x = x.reshape([batch, length, total, width]).swap_dims(1, 2);
+                            let turned = heads + kv_heads;
+                            let (first, rest) =
+                                (x.clone().narrow(1, 0, turned), x.narrow(1, turned, kv_heads));
+                            let first = first.cast(DType::F32);
+                            let first = match back {
+                                false => kiln_ops::rope::reference::rope(first, &table, OFFSET),
+                                true => {
+                                    let leaf = first.zeros_like().autodiff().require_grad();
+                                    let y = kiln_ops::rope::reference::rope(
+                                        leaf.clone(),
+                                        &table,
+                                        OFFSET,
+                                    );
+                                    let grads = pull(y, &first.autodiff()).backward();
+                                    leaf.grad(&grads).unwrap()
+                                }
+                            };
+                            let all = Tensor::cat(vec![first, rest.cast(DType::F32)], 1);
+                            values(&all.swap_dims(1, 2).reshape(shape))
+                        };
+                        let expected =
+                            [parts(leaf.clone().inner(), false), parts(dy.clone(), true)];
+                        for (found, expected) in found.iter().zip(&expected) {
+                            let what = format!("{shape:?}, {options:?}, alone {alone}");
+                            assert_near(found, expected, dtype, 2, &what);
+                        }
+                    }
+                }
+            }
+        }
+        let table = RopeTable::new(4, 8, RopeOptions::default(), &device).unwrap();
+        let call = |width, offset| {
+            let qkv = Tensor::<3>::ones([1, 2, width], &device);
+            rope_qkv(qkv, 2, 1, &table, offset).unwrap_err().to_string()
+        };
+        assert_eq!(
+            call(30, 0),
+            "rope: `qkv` has shape [1, 2, 30], expected [B, T, 32] for 2 + 2·1 heads as the table"
+        );
+        assert_eq!(call(32, 3), "rope: offset = 3, expected at most 2 for T = 2 and 4 positions");
+    }
+}

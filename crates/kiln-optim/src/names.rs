@@ -1,6 +1,6 @@
 //! What parameters are called while a module is walked.
 
-/// From the path of a parameter in its module, such as `blocks.0.mixer.w_q.weight`, to its name.
+/// From the path of a parameter in its module, such as `blocks.0.mixer.w_qkv.weight`, to its name.
 pub type Naming = fn(&str) -> String;
 
 /// What the parameter is called that a walk over a module is at: a `ModuleVisitor` or `ModuleMapper` that needs

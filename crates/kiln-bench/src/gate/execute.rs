@@ -147,6 +147,30 @@ pub fn execute(
     caught(|| policy::force(implementation, || run(op, data, dtype, layout, device)))
 }
 
+/// The outputs of a call whose gradients nobody wants.
+///
+/// # Errors
+///
+/// As [`execute`].
+pub(super) fn untracked(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> Result<Run, String> {
+    let run = || {
+        let inputs = upload(op, data, dtype, layout, false, device);
+        let call = Call { inputs: &inputs, attributes: &data.attributes };
+        let outputs = op.run(&call).map_err(|e| e.to_string())?;
+        let pairs = outputs.iter().zip(&data.outputs);
+        let outputs: Result<Vec<HostTensor>, String> =
+            pairs.map(|(output, expected)| read(output, &expected.shape)).collect();
+        Ok(Run { outputs: outputs?, gradients: vec![], kernels: vec![] })
+    };
+    caught(|| policy::force(Implementation::Fused, run))
+}
+
 /// The gradients as the backward kernels make them past autodiff, which is what `kiln bench` times; none where
 /// an operator has no such way.
 ///

@@ -307,23 +307,41 @@ impl Gate<'_> {
             })
         };
 
-        let (first, findings) = audited(run);
-        self.report.ran(Check::Written);
-        self.report.ran(Check::Guards);
-        for (check, error) in findings {
-            self.report.fail(check, &what, error);
-        }
+        let first = self.audit(&what, &run);
         self.compare(&data, first.as_ref(), &what);
+        if implementation == Implementation::Fused && op.untracked() {
+            let what = format!("{what}, no gradient wanted");
+            let run = || on_family(family, || execute::untracked(op, &data, dtype, layout, device));
+            let found = self.audit(&what, &run);
+            self.compare(&data, found.as_ref(), &what);
+            if let (Ok(found), Ok(again)) = (found, run()) {
+                self.repeats(&found, &again, &what);
+            }
+        }
 
         poison(&data, self.dtype, self.device);
         let again = run();
         self.compare(&data, again.as_ref(), &format!("{what}, freed memory poisoned"));
         if let (Ok(first), Ok(again)) = (first, again) {
-            self.report.ran(Check::Repeat);
-            if !first.same_bits(&again) {
-                let error = "two runs on the same data differ".into();
-                self.report.fail(Check::Repeat, &what, error);
-            }
+            self.repeats(&first, &again, &what);
+        }
+    }
+
+    /// What `run` returns, with what its kernels wrote.
+    fn audit(&mut self, what: &str, run: &impl Fn() -> Result<Run, String>) -> Result<Run, String> {
+        let (result, findings) = audited(run);
+        self.report.ran(Check::Written);
+        self.report.ran(Check::Guards);
+        for (check, error) in findings {
+            self.report.fail(check, what, error);
+        }
+        result
+    }
+
+    fn repeats(&mut self, first: &Run, again: &Run, what: &str) {
+        self.report.ran(Check::Repeat);
+        if !first.same_bits(again) {
+            self.report.fail(Check::Repeat, what, "two runs on the same data differ".into());
         }
     }
 

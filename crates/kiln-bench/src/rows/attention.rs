@@ -111,6 +111,11 @@ impl Operator for Row {
         true
     }
 
+    // Few queries.
+    fn untracked(&self) -> bool {
+        true
+    }
+
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let ([q, k, v], options) = (tensors(call), options(call.attributes));
         let y = match documents(call)? {
@@ -216,8 +221,11 @@ impl Operator for Row {
             // Several tiles, some of them whole.
             case([1, 2, 1, 200, 260, 16]),
             case([1, 1, 1, 130, 190, 16]).with("causal", false),
-            // One query, as in decoding.
+            // Few queries, as in decoding: one part of the keys, several; sets of queries that read the same keys.
             case([2, 4, 1, 1, 133, 64]),
+            case([1, 2, 1, 1, 700, 32]),
+            case([5, 8, 4, 1, 90, 48]),
+            case([1, 18, 1, 3, 50, 33]).with("window", 9).with("softcap", 3),
             case([1, 2, 2, 40, 40, 80]),
             case([1, 2, 1, 33, 65, 128]),
             case([1, 1, 1, 20, 35, 256]),

@@ -3,6 +3,7 @@
 //! value already, such as a buffer, keeps it.
 
 use super::Transformer;
+use crate::config::ModelConfig;
 use crate::names::names;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -14,16 +15,32 @@ use std::f64::consts::TAU;
 /// Standard deviation, as in GPT-2.
 const DEVIATION: f64 = 0.02;
 
-pub(super) fn initialize(model: Transformer, layers: usize, seed: u64) -> Transformer {
+pub(super) fn initialize(model: Transformer, config: &ModelConfig, seed: u64) -> Transformer {
     // 2·layers projections add up in the residual stream.
-    let residual = DEVIATION / (2.0 * layers as f64).sqrt();
-    model.map(&mut Initial { seed, residual, names: names() })
+    let residual = DEVIATION / (2.0 * config.layers as f64).sqrt();
+    model.map(&mut Initial { seed, residual, queries: config.width, names: names() })
 }
 
 struct Initial {
     seed: u64,
     residual: f64,
+    /// Columns of the queries.
+    queries: usize,
     names: Names,
+}
+
+impl Initial {
+    /// Queries, keys and values side by side, with the values of the matrices that they were: a seed goes on
+    /// giving the same model.
+    fn projections(&self, name: &str, shape: &[usize]) -> Vec<f32> {
+        let keys = (shape[1] - self.queries) / 2;
+        let parts = [("w_q", self.queries), ("w_k", keys), ("w_v", keys)].map(|(part, columns)| {
+            let name = name.replace("w_qkv", part);
+            (normal(&name, self.seed, DEVIATION, shape[0] * columns), columns)
+        });
+        let row = |row: usize| parts.iter().flat_map(move |(of, n)| &of[row * n..(row + 1) * n]);
+        (0..shape[0]).flat_map(row).copied().collect()
+    }
 }
 
 impl ModuleMapper for Initial {
@@ -44,6 +61,7 @@ impl ModuleMapper for Initial {
         let values = match name.rsplit('.').collect::<Vec<_>>()[..] {
             // The scale of a norm.
             _ if D == 1 => vec![1.0; shape.num_elements()],
+            ["weight", "w_qkv", ..] => self.projections(&name, shape.as_slice()),
             ["weight", "w_o", ..] | ["w_down", ..] => {
                 normal(&name, self.seed, self.residual, shape.num_elements())
             }

@@ -33,6 +33,13 @@ impl MixerCache {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Forgets what it has seen and keeps its memory.
+    pub fn clear(&mut self) {
+        match self {
+            Self::Attention(cache) => cache.clear(),
+        }
+    }
 }
 
 impl Mixer {
@@ -69,10 +76,12 @@ impl Mixer {
         }
     }
 
-    /// A cache that has seen nothing.
+    /// A cache with room for a whole context that has seen nothing.
     pub(super) fn empty_cache(&self) -> MixerCache {
         match self {
-            Self::Attention(_) => MixerCache::Attention(KvCache::new()),
+            Self::Attention(attention) => {
+                MixerCache::Attention(KvCache::new(attention.rope.positions()))
+            }
         }
     }
 

@@ -18,8 +18,9 @@ pub use mixer::{Mixer, MixerCache};
 pub use mlp::Mlp;
 
 use crate::config::{ModelConfig, Precision};
+use crate::earlier;
 use crate::tensors::{self, TensorsError};
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_nn::prelude::*;
@@ -79,11 +80,11 @@ impl ModelConfig {
     ///
     /// The configuration is one that [`Config::validate`](crate::config::Config::validate) accepts.
     pub fn init(&self, vocab_size: usize, seed: u64, device: &Device) -> Transformer {
-        initial::initialize(self.skeleton(vocab_size, device), self.layers, seed)
+        initial::initialize(self.skeleton(vocab_size, device), self, seed)
     }
 
-    /// A model with everything that was saved of it, as [`tensors::record`] names it; `what` names the
-    /// file in errors.
+    /// A model with everything that was saved of it, as [`tensors::record`] names it or did in an earlier version;
+    /// `what` names the file in errors.
     ///
     /// # Errors
     ///
@@ -95,7 +96,7 @@ impl ModelConfig {
         record: BTreeMap<String, TensorData>,
         device: &Device,
     ) -> Result<Transformer, TensorsError> {
-        tensors::with_record(what, self.skeleton(vocab_size, device), record)
+        tensors::with_record(what, self.skeleton(vocab_size, device), earlier::renamed(record))
     }
 
     /// The layers, with parameters that have no value yet.
@@ -132,6 +133,19 @@ impl Transformer {
     /// logits and loss stay f32.
     pub fn with_activations(self, dtype: DType) -> Self {
         Self { dtype, ..self }
+    }
+
+    /// The same model for inference alone: without autodiff, its matrices in the element type of the activations, to
+    /// which the layers would cast them at every call.
+    pub fn for_inference(&self) -> Self {
+        struct Cast(DType);
+        impl ModuleMapper for Cast {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                // Norms take their scales in f32.
+                if D < 2 { param } else { param.map(|matrix| matrix.cast(self.0)) }
+            }
+        }
+        self.valid().map(&mut Cast(self.dtype))
     }
 
     /// Number of tokens the model sees at once.

@@ -102,9 +102,7 @@ fn parameters_have_the_names_that_checkpoints_give_them() {
     let expected = [
         "embedding.weight",
         "blocks.0.attention_norm.weight",
-        "blocks.0.attention.w_q.weight",
-        "blocks.0.attention.w_k.weight",
-        "blocks.0.attention.w_v.weight",
+        "blocks.0.attention.w_qkv.weight",
         "blocks.0.attention.w_o.weight",
         "blocks.0.attention.q_norm.weight",
         "blocks.0.attention.k_norm.weight",
@@ -126,13 +124,37 @@ fn first_values_are_those_of_every_earlier_version() {
     let residual = 0.02 / 2.0;
     for (name, deviation) in [
         ("embedding.weight", 0.02),
-        ("blocks.1.attention.w_q.weight", 0.02),
         ("blocks.1.attention.w_o.weight", residual),
         ("blocks.0.mlp.w_gate", 0.02),
         ("blocks.0.mlp.w_down", residual),
     ] {
         let found: Vec<f32> = record[name].iter::<f32>().collect();
         assert_eq!(found, initial::normal(name, 1, deviation, found.len()), "{name}");
+    }
+    // Queries, keys and values were matrices of their own, of 16, 8 and 8 columns.
+    let qkv: Vec<f32> = record["blocks.1.attention.w_qkv.weight"].iter::<f32>().collect();
+    for (part, first, columns) in [("w_q", 0, 16), ("w_k", 16, 8), ("w_v", 24, 8)] {
+        let name = format!("blocks.1.attention.{part}.weight");
+        let expected = initial::normal(&name, 1, 0.02, 16 * columns);
+        let found = qkv.chunks(32).flat_map(|row| &row[first..first + columns]);
+        assert!(found.eq(&expected), "{name}");
+    }
+}
+
+#[test]
+fn a_model_for_inference_says_the_same() {
+    let device = Device::flex();
+    for tied_embeddings in [true, false] {
+        let model =
+            ModelConfig { tied_embeddings, ..config() }.init(50, 1, &device.clone().autodiff());
+        for dtype in [DType::F32, DType::BF16] {
+            let model = model.clone().with_activations(dtype);
+            let inference = model.for_inference();
+            assert_eq!(inference.embedding.weight.val().dtype(), dtype);
+            let logits =
+                |model: &Transformer| data(model.forward(tokens(&[1, 2, 3, 4, 5], &device)));
+            assert_eq!(logits(&inference), logits(&model.valid()), "{dtype:?}");
+        }
     }
 }
 

@@ -177,7 +177,7 @@ mod tests {
     fn decay_spares_embedding_and_norms_and_nothing_else() {
         let config = OptimizerConfig { weight_decay: 0.1, ..Default::default() };
         let shrunk = shrunk(&config);
-        assert_eq!(shrunk.len(), 1 + 2 * 9 + 2);
+        assert_eq!(shrunk.len(), 1 + 2 * 7 + 2);
         for (name, ratio) in shrunk {
             let spared = name == "embedding.weight" || name.ends_with("norm.weight");
             assert_eq!(ratio, if spared { 1.0 } else { 0.95 }, "{name}");
@@ -208,8 +208,8 @@ mod tests {
             ("blocks.0.mlp.w_up", 0.975),
             // Nothing was said of its decay.
             ("blocks.0.mlp_norm.weight", 1.0),
-            ("blocks.0.attention.w_q.weight", 1.0),
-            ("blocks.1.attention.w_q.weight", 0.9),
+            ("blocks.0.attention.w_qkv.weight", 1.0),
+            ("blocks.1.attention.w_qkv.weight", 0.9),
             ("head.weight", 0.95),
             ("norm.weight", 1.0),
         ] {

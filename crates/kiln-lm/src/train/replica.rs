@@ -6,6 +6,7 @@ use super::state::{MODEL, OPTIMIZER};
 use super::{TrainError, derived_seed, tensors};
 use crate::config::Config;
 use crate::data::{BatchSampler, SamplerState};
+use crate::earlier::renamed;
 use crate::model::LanguageModel;
 use crate::run::Checkpoint;
 use crate::tensors::{from_safetensors, record, to_safetensors, with_record};
@@ -55,7 +56,8 @@ impl<M: LanguageModel> Replica<M> {
         let path = checkpoint.path();
         let tensors = |name| -> Result<_, TrainError> {
             let bytes = checkpoint.read(name)?;
-            from_safetensors(name, &bytes).map_err(|error| TrainError::unfit(path, error))
+            let found = from_safetensors(name, &bytes);
+            found.map(renamed).map_err(|error| TrainError::unfit(path, error))
         };
         let model = with_record(MODEL, skeleton, tensors(MODEL)?);
         let model = model.map_err(|error| TrainError::unfit(path, error))?;

@@ -1,7 +1,7 @@
 //! Attention as a Burn operation: dispatch, fusion and autodiff.
 
 use super::delta::delta;
-use super::family::{Kernels, kernels};
+use super::family::{self, Kernels, kernels};
 use super::problem::{self, HeadsView, Mask, Problem, Sizes};
 use super::{AttentionOptions, Documents, OP};
 use crate::autodiff::{Graph, Maybe, maybe};
@@ -40,10 +40,10 @@ pub enum Bounds<B: Backend> {
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// H and Hkv.
-    heads: [usize; 2],
-    options: AttentionOptions,
+    pub(super) heads: [usize; 2],
+    pub(super) options: AttentionOptions,
     /// The kernels that it should run on.
-    family: Option<Family>,
+    pub(super) family: Option<Family>,
 }
 
 impl Settings {
@@ -135,7 +135,7 @@ impl Sizes {
     }
 
     /// The shape of y.
-    fn output(&self, packed: bool) -> Shape {
+    pub(super) fn output(&self, packed: bool) -> Shape {
         let Self { batches, heads, queries, width, .. } = *self;
         match packed {
             true => Shape::new([batches, queries, heads * width]),
@@ -200,7 +200,7 @@ impl Attention<CubeBackend> {
 }
 
 /// A tensor whose rows have their elements next to each other.
-fn rows(tensor: CubeTensor) -> CubeTensor {
+pub(super) fn rows(tensor: CubeTensor) -> CubeTensor {
     let tensor = untile(tensor);
     if tensor.meta.strides()[2] == 1 { tensor } else { into_contiguous(tensor) }
 }
@@ -226,9 +226,7 @@ impl AttentionOps for CubeBackend {
         };
         let lse = keep.then(|| launch::output(&y, OP, "lse", sizes.statistics(), DType::F32));
         if y.meta.num_elements() > 0 {
-            let problem = call.problem();
-            let Kernels { forward, .. } = kernels(&problem, call.settings.family);
-            forward(&problem, &view, lse.as_ref());
+            family::forward(&call.problem(), &view, lse.as_ref(), call.settings.family);
         }
         (y, lse.into())
     }

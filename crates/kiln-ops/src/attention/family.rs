@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda::{mma, wgmma};
+use super::decode;
 use super::problem::{Backward, HeadsView, Problem};
 use super::simt;
 use crate::tile::{self, Family};
@@ -13,7 +14,7 @@ pub(super) struct Kernels {
     /// Whether it takes a problem: element type, width, alignment.
     takes: fn(&Problem) -> bool,
     /// Writes o; and the log-sum-exp if it is given.
-    pub(super) forward: fn(&Problem, &HeadsView, Option<&CubeTensor>),
+    forward: fn(&Problem, &HeadsView, Option<&CubeTensor>),
     /// Writes dq, dk and dv.
     pub(super) backward: fn(&Problem, &Backward<'_>),
 }
@@ -48,6 +49,20 @@ fn wgmma_backward(problem: &Problem, with: &Backward<'_>) {
     match wgmma::takes_backward(problem, with) {
         true => wgmma::backward(problem, with),
         false => mma::backward(problem, with),
+    }
+}
+
+/// Writes o, and the log-sum-exp if it is given, on the wanted family. If nobody wants one and there are few
+/// queries, whose log-sum-exp nobody needs, on the kernels for those.
+pub(super) fn forward(
+    problem: &Problem,
+    o: &HeadsView,
+    lse: Option<&CubeTensor>,
+    wanted: Option<Family>,
+) {
+    match lse.is_none() && wanted.is_none() && decode::takes(problem) {
+        true => decode::forward(problem, o),
+        false => (kernels(problem, wanted).forward)(problem, o, lse),
     }
 }
 

@@ -13,8 +13,11 @@
 
 #[cfg(feature = "cube")]
 pub mod backend;
+pub mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cube")]
+mod decode;
 #[cfg(feature = "cube")]
 mod delta;
 mod documents;
@@ -28,6 +31,7 @@ pub mod reference;
 #[cfg(feature = "cube")]
 mod simt;
 
+pub use cache::{KvCache, attention_cached};
 pub use documents::Documents;
 
 use crate::OpError;

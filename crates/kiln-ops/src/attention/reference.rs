@@ -56,14 +56,42 @@ pub fn attention_qkv(
 ) -> Tensor<3> {
     let [batch, length, all] = qkv.dims();
     let width = all / (heads + 2 * kv_heads);
-    let part = |first: usize, count: usize| {
-        let part = qkv.clone().narrow(2, first * width, count * width);
-        part.reshape([batch, length, count, width]).swap_dims(1, 2)
-    };
+    let part = |first, count| part(&qkv, width, first, count);
     let (q, k) = (part(0, heads), part(heads, kv_heads));
     let v = part(heads + kv_heads, kv_heads);
     let y = attention(q, k, v, documents, options);
     y.swap_dims(1, 2).reshape([batch, length, heads * width])
+}
+
+/// [`attention_cached`](super::attention_cached) without its checks, after the first `before` positions of the keys
+/// and values that are `held`; and those with the new ones.
+pub(super) fn attention_cached(
+    qkv: Tensor<3>,
+    heads: usize,
+    held: [Tensor<4>; 2],
+    before: usize,
+    options: AttentionOptions,
+) -> (Tensor<3>, [Tensor<4>; 2]) {
+    let [batch, length, _] = qkv.dims();
+    let [_, kv_heads, _, width] = held[0].dims();
+    let end = before + length;
+    let part = |first, count| part(&qkv, width, first, count);
+    let mut first = heads;
+    let held = held.map(|all| {
+        let new = part(first, kv_heads);
+        first += kv_heads;
+        all.slice_assign([0..batch, 0..kv_heads, before..end, 0..width], new)
+    });
+    let [k, v] = held.clone().map(|all| all.narrow(2, 0, end));
+    let y = attention(part(0, heads), k, v, None, options);
+    (y.swap_dims(1, 2).reshape([batch, length, heads * width]), held)
+}
+
+/// Some of the heads of a packed tensor, `[B, heads, T, D]`.
+fn part(qkv: &Tensor<3>, width: usize, first: usize, count: usize) -> Tensor<4> {
+    let [batch, length, _] = qkv.dims();
+    let part = qkv.clone().narrow(2, first * width, count * width);
+    part.reshape([batch, length, count, width]).swap_dims(1, 2)
 }
 
 /// `[T, S]`: what a query may not see; nothing if all see all.

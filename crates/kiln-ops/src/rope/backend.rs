@@ -1,4 +1,4 @@
-//! RoPE as Burn operations, of one tensor and of two: dispatch, fusion and autodiff.
+//! RoPE as Burn operations, of one tensor, of two and of a packed one: dispatch, fusion and autodiff.
 //!
 //! The backward is the same operation with the angles reversed, so there is no trait of gradients.
 
@@ -25,6 +25,14 @@ pub trait RopeOps: Backend {
         k: FloatTensor<Self>,
         #[extension_type] by: Rotation<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The first `heads` heads of `qkv`, `[B, T, …·D]`, turned.
+    #[fusion(dtype = qkv, shape = qkv)]
+    fn rope_packed(
+        qkv: FloatTensor<Self>,
+        heads: usize,
+        #[extension_type] by: Rotation<Self>,
+    ) -> FloatTensor<Self>;
 }
 
 impl RopeOps for CubeBackend {
@@ -39,6 +47,10 @@ impl RopeOps for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (q, k) = kernel::rope(OP, q, Some(k), by);
         (q, k.expect("there are keys"))
+    }
+
+    fn rope_packed(qkv: FloatTensor<Self>, heads: usize, by: Rotation<Self>) -> FloatTensor<Self> {
+        kernel::packed(OP, qkv, heads, by)
     }
 }
 
@@ -88,6 +100,15 @@ impl<B: RopeOps, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
         })
         .into()
     }
+
+    fn rope_packed(qkv: FloatTensor<Self>, heads: usize, by: Rotation<Self>) -> FloatTensor<Self> {
+        let by = by.inner();
+        Graph::<C>::output([qkv], [], |[qkv], _| {
+            let back = by.clone().back();
+            let y = B::rope_packed(qkv, heads, by.clone());
+            (y, move |dy, []| [Maybe::Some(B::rope_packed(dy, heads, back))])
+        })
+    }
 }
 
 impl Rotation<Dispatch> {
@@ -113,6 +134,17 @@ pub(crate) fn fused_qk(
     let by = Rotation::new(table, offset);
     let (q, k) = Dispatch::rope_qk(q.into_dispatch(), k.into_dispatch(), by);
     (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
+}
+
+/// [`rope_qkv`](super::rope_qkv) of so many heads through the kernel, without its checks.
+pub(crate) fn fused_packed(
+    qkv: Tensor<3>,
+    heads: usize,
+    table: &RopeTable,
+    offset: usize,
+) -> Tensor<3> {
+    let by = Rotation::new(table, offset);
+    Tensor::from_dispatch(Dispatch::rope_packed(qkv.into_dispatch(), heads, by))
 }
 
 /// dx through the kernel, without checks.

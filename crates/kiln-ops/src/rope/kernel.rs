@@ -1,12 +1,14 @@
-//! The RoPE kernel: heads of one tensor, or of queries and keys together.
+//! The RoPE kernel: heads of one tensor, of queries and keys together, or the first of a packed tensor.
 //!
 //! A unit takes one position and one vector of pairs, loads their cosines and sines once, and turns
 //! that place of several heads: the table, in f32 as many bytes as a head in bf16 moves, costs a
 //! fraction of a read. Neighbouring units take neighbouring vectors. The input may have any
 //! strides with its channels side by side; the output is contiguous, in the memory of a contiguous
-//! input that nobody else holds.
+//! input that nobody else holds. The values of a packed tensor that is turned where it is are not touched;
+//! elsewhere they are copied.
 
 use super::RopeLayout;
+use super::heads::Heads;
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
@@ -30,6 +32,8 @@ struct Plan {
     interleaved: bool,
     /// There is a second tensor.
     keys: bool,
+    /// The last heads are copied.
+    copies: bool,
 }
 
 /// Every other of the 2·N channels in `a` and `b`, from `start` on.
@@ -75,17 +79,26 @@ fn alternate<N: Size>(
     out
 }
 
-/// Heads to turn, and where the turned ones go, contiguous. Strides in vectors.
+/// Distances of batches, heads and positions, in vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Strides {
+    batch: usize,
+    head: usize,
+    time: usize,
+}
+
+/// Heads to turn, and where the turned ones go.
 #[derive(CubeType, CubeLaunch)]
 struct Turned<E: Float, N: Size> {
     x: Box<[Vector<E, N>]>,
     y: Box<[Vector<E, N>]>,
     heads: usize,
+    /// Those that are turned, the first.
+    turned: usize,
     /// Groups of heads, one for a unit.
     groups: usize,
-    batch_stride: usize,
-    head_stride: usize,
-    time_stride: usize,
+    from: Strides,
+    to: Strides,
 }
 
 /// Cosines and sines by position.
@@ -116,11 +129,8 @@ struct Places {
 struct Place<N: Size> {
     batch: usize,
     time: usize,
-    length: usize,
     first: usize,
     second: usize,
-    /// Vectors of a head.
-    width: usize,
     cos: Vector<f32, N>,
     sin: Vector<f32, N>,
 }
@@ -134,16 +144,16 @@ fn turn<E: Float, N: Size>(
     #[comptime] plan: Plan,
 ) {
     let head = group * comptime!(plan.heads);
-    let x_at = place.batch * all.batch_stride + place.time * all.time_stride;
-    let y_at = (place.batch * all.heads * place.length + place.time) * place.width;
+    let x_at = place.batch * all.from.batch + place.time * all.from.time;
+    let y_at = place.batch * all.to.batch + place.time * all.to.time;
     let mut a_held = Array::<Vector<E, N>>::new(comptime!(plan.heads));
     let mut b_held = Array::<Vector<E, N>>::new(comptime!(plan.heads));
     #[unroll]
     for c in 0..comptime!(plan.heads) {
         // Past the last head that one again: a load under a condition would cost registers.
         let h = min(head + c, all.heads - 1);
-        a_held[c] = all.x[x_at + h * all.head_stride + place.first];
-        b_held[c] = all.x[x_at + h * all.head_stride + place.second];
+        a_held[c] = all.x[x_at + h * all.from.head + place.first];
+        b_held[c] = all.x[x_at + h * all.from.head + place.second];
     }
     #[unroll]
     for c in 0..comptime!(plan.heads) {
@@ -151,8 +161,11 @@ fn turn<E: Float, N: Size>(
         if h < all.heads {
             let a = Vector::<f32, N>::cast_from(a_held[c]);
             let b = Vector::<f32, N>::cast_from(b_held[c]);
-            let at = y_at + h * (place.length * place.width);
-            if comptime!(plan.interleaved) {
+            let at = y_at + h * all.to.head;
+            if comptime!(plan.copies) && h >= all.turned {
+                all.y[at + place.first] = a_held[c];
+                all.y[at + place.second] = b_held[c];
+            } else if comptime!(plan.interleaved) {
                 let x1 = every_other::<N>(a, b, 0usize);
                 let x2 = every_other::<N>(a, b, 1usize);
                 let y1 = x1 * place.cos + x2 * place.sin;
@@ -196,10 +209,8 @@ fn rope_kernel<E: Float, N: Size>(
         let place = Place::<N> {
             batch,
             time,
-            length: places.length,
             first,
             second,
-            width: 2 * vectors,
             cos: angles.cos[at],
             sin: angles.sin[at] * Vector::<f32, N>::new(angles.sign),
         };
@@ -209,38 +220,6 @@ fn rope_kernel<E: Float, N: Size>(
             turn::<E, N>(k, &place, group - q.groups, plan);
         }
     }
-}
-
-/// A `[B, H, T, D]` tensor whose channels stand side by side.
-struct Heads {
-    tensor: CubeTensor,
-    dims: [usize; 4],
-    /// Of B, H and T; 0 where there is only one.
-    strides: [usize; 3],
-}
-
-impl Heads {
-    /// Copies only where the channels are apart.
-    fn new(tensor: CubeTensor) -> Self {
-        let tensor = untile(tensor);
-        let tensor = if tensor.meta.strides()[3] == 1 { tensor } else { into_contiguous(tensor) };
-        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-        let dims = [shape[0], shape[1], shape[2], shape[3]];
-        let stride = |i: usize| if dims[i] > 1 { strides[i] } else { 0 };
-        let strides = [stride(0), stride(1), stride(2)];
-        Self { tensor, dims, strides }
-    }
-
-    /// Half-heads as rows: every stride is a multiple of the distance of these.
-    fn halves(&self) -> Rows {
-        let width = self.dims[3] / 2;
-        let stride = self.strides.iter().fold(width, |a, b| greatest_common_divisor(a, *b));
-        Rows { tensor: self.tensor.clone(), rows: 2, width, stride }
-    }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// The table, and which way to turn.
@@ -266,49 +245,119 @@ pub(crate) fn rope(
     k: Option<CubeTensor>,
     rotation: Rotation<CubeBackend>,
 ) -> (CubeTensor, Option<CubeTensor>) {
-    let Rotation { cos, sin, layout, offset, inverse } = rotation;
     // Over the input where nobody needs it again: what a unit writes it alone has read, before.
-    let output = |x: &CubeTensor, name: &'static str| match launch::reusable(x) {
+    let job = |x: CubeTensor, name: &'static str| {
+        let y = match launch::reusable(&x) {
+            true => x.clone(),
+            false => launch::output(&x, op, name, x.meta.shape().clone(), x.dtype),
+        };
+        let from = Heads::new(x);
+        let turned = from.dims[1];
+        Job { from, to: Heads::new(y.clone()), turned, y }
+    };
+    let (q, k) = match k {
+        None => (job(q, "y"), None),
+        Some(k) => (job(q, "q"), Some(job(k, "k"))),
+    };
+    let outputs = (q.y.clone(), k.as_ref().map(|k| k.y.clone()));
+    turned(q, k, rotation);
+    outputs
+}
+
+/// The first `turned` heads of a `[B, T, …·D]` tensor turned, the others as they are.
+pub(crate) fn packed(
+    op: &'static str,
+    x: CubeTensor,
+    turned_heads: usize,
+    rotation: Rotation<CubeBackend>,
+) -> CubeTensor {
+    let width = 2 * rotation.cos.meta.shape()[1];
+    let x = untile(x);
+    let x = if x.meta.strides()[2] == 1 { x } else { into_contiguous(x) };
+    let reused = launch::reusable(&x);
+    let y = match reused {
         true => x.clone(),
-        false => launch::output(x, op, name, x.meta.shape().clone(), x.dtype),
+        false => launch::output(&x, op, "y", x.meta.shape().clone(), x.dtype),
     };
-    let (q_out, k_out) = match &k {
-        None => (output(&q, "y"), None),
-        Some(k) => (output(&q, "q"), Some(output(k, "k"))),
-    };
-    let (q, k) = (Heads::new(q), k.map(Heads::new));
-    let [batch, q_heads, length, width] = q.dims;
-    let k_heads = k.as_ref().map_or(0, |k| k.dims[1]);
-    if batch * (q_heads + k_heads) * length == 0 {
-        return (q_out, k_out);
+    // Where they are the others stay as they are.
+    let heads = if reused { turned_heads } else { x.meta.shape()[2] / width };
+    let view = |tensor: CubeTensor| Heads::packed(tensor, heads, width);
+    turned(
+        Job { from: view(x), to: view(y.clone()), turned: turned_heads, y: y.clone() },
+        None,
+        rotation,
+    );
+    y
+}
+
+/// What is turned, and where it goes.
+struct Job {
+    from: Heads,
+    to: Heads,
+    /// Heads that are turned; the rest is copied.
+    turned: usize,
+    y: CubeTensor,
+}
+
+impl Job {
+    /// As the kernel takes it, in vectors of `size` elements, a unit `heads` heads.
+    fn argument<E: Float, N: Size>(&self, size: usize, heads: usize) -> TurnedLaunch<E, N> {
+        let strides = |of: &Heads| {
+            let [batch, head, time] = of.strides.map(|stride| stride / size);
+            StridesLaunch::new(batch, head, time)
+        };
+        TurnedLaunch::new(
+            self.from.tensor.clone().into_buffer_arg(),
+            self.y.clone().into_buffer_arg(),
+            self.from.dims[1],
+            self.turned,
+            self.from.dims[1].div_ceil(heads),
+            strides(&self.from),
+            strides(&self.to),
+        )
     }
-    let client = q.tensor.client.clone();
+}
+
+/// No second tensor.
+fn none<E: Float, N: Size>(elements: usize) -> TurnedLaunch<E, N> {
+    // Positions count the buffers that are bound: q, its output.
+    let buffer = |position| BufferArg::alias(position, elements);
+    let strides = || StridesLaunch::new(0, 0, 0);
+    TurnedLaunch::new(buffer(0), buffer(1), 0, 0, 0, strides(), strides())
+}
+
+fn turned(q: Job, k: Option<Job>, rotation: Rotation<CubeBackend>) {
+    let Rotation { cos, sin, layout, offset, inverse } = rotation;
+    let [batch, q_heads, length, width] = q.from.dims;
+    let k_heads = k.as_ref().map_or(0, |k| k.from.dims[1]);
+    if batch * (q_heads + k_heads) * length == 0 {
+        return;
+    }
+    let client = q.y.client.clone();
     let (cos, sin) = (Rows::new(cos), Rows::new(sin));
-    let mut rows = vec![q.halves()];
-    rows.extend(k.as_ref().map(Heads::halves));
-    let all: Vec<&Rows> = rows.iter().chain([&cos, &sin]).collect();
-    let size = launch::vector_size(&client, q.tensor.dtype, &all);
+    let jobs: Vec<&Job> = [&q].into_iter().chain(&k).collect();
+    let halves: Vec<Rows> =
+        jobs.iter().flat_map(|job| [&job.from, &job.to]).map(Heads::halves).collect();
+    let all: Vec<&Rows> = halves.iter().chain([&cos, &sin]).collect();
+    let size = launch::vector_size(&client, q.y.dtype, &all);
     let vectors = width / 2 / size;
     let plan = Plan {
         heads: q_heads.max(k_heads).next_power_of_two().min(HEADS),
         interleaved: layout == RopeLayout::Interleaved,
         keys: k.is_some(),
+        copies: q.turned < q_heads,
     };
     let places = length * vectors;
     let most = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
     let units = places.next_power_of_two().clamp(32, most);
-    let (q_groups, k_groups) = (q_heads.div_ceil(plan.heads), k_heads.div_ceil(plan.heads));
+    let groups = q_heads.div_ceil(plan.heads) + k_heads.div_ceil(plan.heads);
     let blocks = places.div_ceil(units);
-    let cubes = batch * (q_groups + k_groups) * blocks;
-    let mut large = vec![&q.tensor, &q_out, &cos.tensor];
-    large.extend(k.as_ref().map(|k| &k.tensor));
-    large.extend(&k_out);
+    let cubes = batch * groups * blocks;
+    let tensors = jobs.iter().flat_map(|job| [&job.from.tensor, &job.y]);
+    let large: Vec<&CubeTensor> = tensors.chain([&cos.tensor]).collect();
     let address = launch::address_type(&large);
-    let elements = q.tensor.meta.num_elements();
-    let strides = |x: &Heads| x.strides.map(|stride| stride / size);
-    let [batch_stride, head_stride, time_stride] = strides(&q);
-    let k_strides = k.as_ref().map_or([0; 3], strides);
-    let dtype = dtype_to_elem_type(q.tensor.dtype);
+    let elements = q.y.meta.num_elements();
+    let dtype = dtype_to_elem_type(q.y.dtype);
     launch::plans::note("rope", &(&plan, size, address), &[]);
     // SAFETY: places, heads and batches are checked against their numbers; the table has
     // offset + T positions; without keys the buffers that stand in for them are not touched.
@@ -319,27 +368,11 @@ pub(crate) fn rope(
             CubeDim::new_1d(units as u32),
             address,
             size,
-            TurnedLaunch::new(
-                q.tensor.into_buffer_arg(),
-                q_out.clone().into_buffer_arg(),
-                q_heads,
-                q_groups,
-                batch_stride,
-                head_stride,
-                time_stride,
-            ),
-            // Positions count the buffers that are bound: q, q_out.
-            TurnedLaunch::new(
-                k.map_or_else(|| BufferArg::alias(0, elements), |k| k.tensor.into_buffer_arg()),
-                k_out
-                    .clone()
-                    .map_or_else(|| BufferArg::alias(1, elements), CubeTensor::into_buffer_arg),
-                k_heads,
-                k_groups,
-                k_strides[0],
-                k_strides[1],
-                k_strides[2],
-            ),
+            q.argument(size, plan.heads),
+            match &k {
+                Some(k) => k.argument(size, plan.heads),
+                None => none(elements),
+            },
             AnglesLaunch::new(
                 cos.tensor.into_buffer_arg(),
                 sin.tensor.into_buffer_arg(),
@@ -352,5 +385,4 @@ pub(crate) fn rope(
             dtype,
         );
     }
-    (q_out, k_out)
 }

@@ -15,6 +15,8 @@
 #[cfg(feature = "cube")]
 pub mod backend;
 #[cfg(feature = "cube")]
+mod heads;
+#[cfg(feature = "cube")]
 pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
@@ -214,6 +216,47 @@ pub fn rope_qk(
     })
 }
 
+/// [`rope`] of the queries and keys that one product has left in one tensor with the values.
+///
+/// * `qkv`: `[B, T, (H + 2·Hkv)·D]`: the H = `heads` heads of the queries, the `kv_heads` of the keys, those of
+///   the values; f32, bf16 or f16.
+///
+/// Returns the same with queries and keys turned: on CUDA where they are, if nobody else holds `qkv`, so that the
+/// values are not touched.
+///
+/// # Errors
+///
+/// As [`rope`].
+pub fn rope_qkv(
+    qkv: Tensor<3>,
+    heads: usize,
+    kv_heads: usize,
+    table: &RopeTable,
+    offset: usize,
+) -> Result<Tensor<3>, OpError> {
+    let check = Check(OP);
+    check.float("qkv", &qkv)?;
+    let [batch, length, all] = qkv.dims();
+    let expected = (heads + 2 * kv_heads) * table.head_dim();
+    let text = format!("[B, T, {expected}] for {heads} + 2·{kv_heads} heads as the table");
+    check.shape("qkv", &[batch, length, all], all == expected, text)?;
+    check_positions(length, table, offset)?;
+    check.device("table", &table.cos.device(), &qkv.device())?;
+    let turned = heads + kv_heads;
+    Ok(match policy::choose(OP, qkv.shape().num_elements(), &qkv)? {
+        #[cfg(feature = "cube")]
+        Choice::Fused => backend::fused_packed(qkv, turned, table, offset),
+        Choice::Reference => reference::rope_packed(qkv, turned, table, offset),
+    })
+}
+
+fn check_positions(length: usize, table: &RopeTable, offset: usize) -> Result<(), OpError> {
+    let fits = offset.checked_add(length).is_some_and(|end| end <= table.positions());
+    let last = table.positions().saturating_sub(length);
+    let expected = format!("at most {last} for T = {length} and {} positions", table.positions());
+    Check(OP).number("offset", offset as f64, fits, &expected)
+}
+
 fn check(
     name: &'static str,
     x: &Tensor<4>,
@@ -225,10 +268,7 @@ fn check(
     let [_, _, length, width] = x.dims();
     let ok = width == table.head_dim();
     check.shape(name, &x.dims(), ok, format!("[B, H, T, {}] as the table", table.head_dim()))?;
-    let fits = offset.checked_add(length).is_some_and(|end| end <= table.positions());
-    let last = table.positions().saturating_sub(length);
-    let expected = format!("at most {last} for T = {length} and {} positions", table.positions());
-    check.number("offset", offset as f64, fits, &expected)?;
+    check_positions(length, table, offset)?;
     check.device("table", &table.cos.device(), &x.device())?;
     Ok(dtype)
 }

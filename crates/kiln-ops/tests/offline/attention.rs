@@ -8,6 +8,7 @@ use kiln_ops::attention::AttentionOptions;
 use kiln_ops::attention::backend::{
     Attention, AttentionGradOps, AttentionOps, Backward, Bounds, Heads, Settings,
 };
+use kiln_ops::attention::cache::backend::{Cached, CachedAttentionOps};
 use kiln_ops::tile::{Family, force};
 
 /// B, H, Hkv and T = S of all of them.
@@ -59,6 +60,49 @@ pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             of(128, AttentionOptions { softcap: None, ..cut }, true, false, " window documents");
         }
     }
+}
+
+/// Few queries over many keys: B, H, Hkv, T, D.
+const FEW: [[usize; 5]; 8] = [
+    [1, 12, 12, 1, 64],
+    [1, 32, 8, 1, 64],
+    [1, 32, 8, 1, 128],
+    [1, 8, 1, 1, 128],
+    [1, 8, 2, 4, 96],
+    [1, 8, 1, 1, 256],
+    [1, 4, 2, 3, 33],
+    // Enough of them that a cube sees all keys.
+    [2048, 4, 2, 1, 128],
+];
+
+/// Those of decoding, and of a cache.
+pub fn few(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    let plain = AttentionOptions::default();
+    let cut = AttentionOptions { window: Some(256), softcap: Some(30.0), ..plain };
+    for (i, [batch, heads, kv_heads, queries, width]) in FEW.into_iter().enumerate() {
+        for (options, word) in [(plain, ""), (cut, " window softcap")] {
+            if i > 0 && !word.is_empty() {
+                continue;
+            }
+            let of = |heads, rows| tensor(client, [batch, heads, rows, width], dtype);
+            let of = Heads::Separate(of(heads, queries), of(kv_heads, 4096), of(kv_heads, 4096));
+            let settings = Settings::new([heads, kv_heads], options);
+            let call = Attention { of, bounds: Bounds::None, settings };
+            let group = heads / kv_heads * queries;
+            calls.push(Call {
+                name: format!("attention few {name} {batch}x{group} {width}{word}"),
+                run: Box::new(move || drop(CubeBackend::attend(call, false))),
+            });
+        }
+    }
+    let qkv = tensor(client, [4, 1, 16 * 64], dtype);
+    let held = || tensor(client, [4, 4, 2048, 64], dtype);
+    let (k, v) = (held(), held());
+    let call = Cached { before: 1000, settings: Settings::new([8, 4], plain) };
+    calls.push(Call {
+        name: format!("attention few {name} cached"),
+        run: Box::new(move || drop(CubeBackend::attend_cached(qkv, k, v, call))),
+    });
 }
 
 fn call(

@@ -58,6 +58,7 @@ pub fn all(client: &Client) -> Vec<Call> {
         pointwise(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
         crate::attention::calls(client, dtype, name, &mut calls);
+        crate::attention::few(client, dtype, name, &mut calls);
         products(client, dtype, name, &mut calls);
     }
     scans(client, &mut calls);
@@ -148,6 +149,21 @@ fn pointwise(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             calls.push(Call {
                 name: format!("rope {name} {word} {width}"),
                 run: Box::new(move || drop(CubeBackend::rope(a, turn))),
+            });
+            let (qkv, turn) = (tensor(client, [8, 1024, 16 * width], dtype), by());
+            calls.push(Call {
+                name: format!("rope_qkv {name} {word} {width}"),
+                run: Box::new(move || drop(CubeBackend::rope_packed(qkv, 14, turn))),
+            });
+            // Others hold it: it is copied on the way.
+            let (qkv, turn) = (tensor(client, [8, 1024, 16 * width], dtype), by());
+            let held = [qkv.clone(), qkv.clone()];
+            calls.push(Call {
+                name: format!("rope_qkv {name} {word} {width} copied"),
+                run: Box::new(move || {
+                    drop(CubeBackend::rope_packed(qkv, 14, turn));
+                    drop(held);
+                }),
             });
             let (q, k, turn) = (x(), x(), by());
             calls.push(Call {

@@ -8,63 +8,63 @@ use cubecl::prelude::*;
 
 /// What a kernel is specialised on beside its tile; comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Rules {
-    pub(super) causal: bool,
-    pub(super) window: bool,
-    pub(super) documents: bool,
-    pub(super) softcap: bool,
+pub(in crate::attention) struct Rules {
+    pub(in crate::attention) causal: bool,
+    pub(in crate::attention) window: bool,
+    pub(in crate::attention) documents: bool,
+    pub(in crate::attention) softcap: bool,
     /// Exponentials are in units of log 2.
-    pub(super) ptx: bool,
+    pub(in crate::attention) ptx: bool,
 }
 
 /// Heads of a tensor, and where they are, in vectors.
 #[derive(CubeType, CubeLaunch)]
-pub(super) struct Heads<E: Float, N: Size> {
-    pub(super) elements: Box<[Vector<E, N>]>,
-    pub(super) start: usize,
-    pub(super) batch_stride: usize,
-    pub(super) head_stride: usize,
-    pub(super) row_stride: usize,
+pub(in crate::attention) struct Heads<E: Float, N: Size> {
+    pub(in crate::attention) elements: Box<[Vector<E, N>]>,
+    pub(in crate::attention) start: usize,
+    pub(in crate::attention) batch_stride: usize,
+    pub(in crate::attention) head_stride: usize,
+    pub(in crate::attention) row_stride: usize,
 }
 
 #[cube]
 impl<E: Float, N: Size> Heads<E, N> {
     /// Where a head begins.
-    pub(super) fn head(&self, batch: usize, head: usize) -> usize {
+    pub(in crate::attention) fn head(&self, batch: usize, head: usize) -> usize {
         self.start + batch * self.batch_stride + head * self.head_stride
     }
 }
 
 /// Sizes, and numbers of scores.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Numbers {
-    pub(super) batches: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) queries: usize,
-    pub(super) keys: usize,
-    pub(super) width: usize,
-    pub(super) window: usize,
+pub(in crate::attention) struct Numbers {
+    pub(in crate::attention) batches: usize,
+    pub(in crate::attention) heads: usize,
+    pub(in crate::attention) kv_heads: usize,
+    pub(in crate::attention) queries: usize,
+    pub(in crate::attention) keys: usize,
+    pub(in crate::attention) width: usize,
+    pub(in crate::attention) window: usize,
     /// On sums q·k, for scores in units of shifts; under a soft-cap for the argument of the tangent.
-    pub(super) factor: f32,
+    pub(in crate::attention) factor: f32,
     /// The soft-cap in units of shifts.
-    pub(super) cap: f32,
+    pub(in crate::attention) cap: f32,
     /// The scale.
-    pub(super) scale: f32,
+    pub(in crate::attention) scale: f32,
     /// +∞.
-    pub(super) infinity: f32,
+    pub(in crate::attention) infinity: f32,
 }
 
 /// Keys from `start` up to `end`.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Span {
-    pub(super) start: usize,
-    pub(super) end: usize,
+pub(in crate::attention) struct Span {
+    pub(in crate::attention) start: usize,
+    pub(in crate::attention) end: usize,
 }
 
 /// The keys that a query sees; of one past the last those of the last.
 #[cube]
-pub(super) fn seen(
+pub(in crate::attention) fn seen(
     query: usize,
     of: &Numbers,
     documents: &[u32],
@@ -115,7 +115,7 @@ pub(super) fn seeing(
 
 /// A score in units of shifts, from its sum q·k.
 #[cube]
-pub(super) fn score(sum: f32, of: &Numbers, #[comptime] rules: Rules) -> f32 {
+pub(in crate::attention) fn score(sum: f32, of: &Numbers, #[comptime] rules: Rules) -> f32 {
     let mut x = sum * of.factor;
     if comptime!(rules.softcap) {
         x = f32::tanh(x) * of.cap;

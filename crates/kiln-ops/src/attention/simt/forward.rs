@@ -7,7 +7,7 @@ use crate::tile::simt::place;
 use cubecl::prelude::*;
 
 /// Scores are above; a row has seen nothing yet.
-const LOWEST: f32 = -1e30;
+pub(in crate::attention) const LOWEST: f32 = -1e30;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn forward_kernel<E: Float, N: Size, M: Size>(

@@ -5,8 +5,8 @@
 //! as in [`tile::simt`](crate::tile::simt); scores pass from one product to the next through shared memory.
 //! Everything is added in order, so two runs agree bit for bit.
 
-mod block;
-mod forward;
+pub(super) mod block;
+pub(super) mod forward;
 mod keys;
 mod queries;
 mod tile;
@@ -24,14 +24,14 @@ use queries::queries_kernel;
 use tile::Tile;
 
 impl Problem {
-    fn rules(&self) -> Rules {
+    pub(super) fn rules(&self) -> Rules {
         let ptx = has_ptx(&self.q.tensor.client);
         let window = self.mask.window.is_some();
         let (causal, documents) = (self.mask.causal, self.mask.documents);
         Rules { causal, window, documents, softcap: self.softcap.is_some(), ptx }
     }
 
-    fn numbers(&self) -> NumbersLaunch {
+    pub(super) fn numbers(&self) -> NumbersLaunch {
         let (s, scale) = (&self.sizes, self.scale);
         let unit = if has_ptx(&self.q.tensor.client) { std::f32::consts::LOG2_E } else { 1.0 };
         let (factor, cap) = match self.softcap {
@@ -56,7 +56,7 @@ impl Problem {
     }
 
     /// The documents, or what stands for them where there are none.
-    fn bounds(&self) -> BufferArg {
+    pub(super) fn bounds(&self) -> BufferArg {
         match &self.documents {
             Some(bounds) => bounds.clone().into_buffer_arg(),
             None => BufferArg::alias(0, 1),
@@ -65,7 +65,7 @@ impl Problem {
 }
 
 /// A view as kernels take it, in vectors of `size`.
-fn heads<E: Float, N: Size>(view: &HeadsView, size: usize) -> HeadsLaunch<E, N> {
+pub(super) fn heads<E: Float, N: Size>(view: &HeadsView, size: usize) -> HeadsLaunch<E, N> {
     bound(view, size, view.tensor.clone().into_buffer_arg())
 }
 

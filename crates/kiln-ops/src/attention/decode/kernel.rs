@@ -1,0 +1,307 @@
+//! A cube for some queries that read the same keys and a part of these.
+
+use super::super::simt::block::{Heads, Numbers, Rules, score, seen};
+use super::super::simt::forward::LOWEST;
+use super::plan::Plan;
+use crate::exponential::factor;
+use cubecl::prelude::*;
+
+/// How the work is divided, and the distance of two parts' results.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Division {
+    pub(super) sets: usize,
+    pub(super) parts: usize,
+    pub(super) length: usize,
+    pub(super) part_stride: usize,
+}
+
+/// Adds up `s` over the units of a key.
+#[cube]
+fn sum_lanes(s: &mut Array<f32>, exchange: &mut [f32], #[comptime] plan: Plan) {
+    let count = comptime!(plan.flight * plan.rows);
+    if comptime!(plan.plane > 1) {
+        #[unroll]
+        for level in 0..comptime!(plan.lanes.ilog2()) {
+            #[unroll]
+            for i in 0..count {
+                s[i] += plane_shuffle_xor(s[i], comptime!(1u32 << level));
+            }
+        }
+    } else {
+        let unit = UNIT_POS as usize;
+        let first = unit - unit % plan.lanes;
+        // Nobody reads what was there.
+        sync_cube();
+        #[unroll]
+        for i in 0..count {
+            exchange[i * comptime!(plan.units()) + unit] = s[i];
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..count {
+            let mut sum = f32::new(0.0);
+            for lane in 0..plan.lanes {
+                sum += exchange[i * comptime!(plan.units()) + first + lane];
+            }
+            s[i] = sum;
+        }
+    }
+}
+
+/// What a unit has of its queries: elements of the weighted sums of values, and of each query the largest score
+/// and the sum of the weights.
+#[derive(CubeType)]
+struct Running<N: Size> {
+    sums: Array<Vector<f32, N>>,
+    largest: Array<f32>,
+    totals: Array<f32>,
+}
+
+/// Takes in what other units of the plane have of the same elements.
+#[cube]
+fn join_planes<N: Size>(
+    running: &mut Running<N>,
+    #[comptime] plan: Plan,
+    #[comptime] rules: Rules,
+) {
+    #[unroll]
+    for level in 0..comptime!((plan.plane / plan.lanes).ilog2()) {
+        let step = comptime!((plan.lanes << level) as u32);
+        #[unroll]
+        for i in 0..plan.rows {
+            let (own, other) = (running.largest[i], plane_shuffle_xor(running.largest[i], step));
+            let most = max(own, other);
+            let (own, other) = (factor(own - most, rules.ptx), factor(other - most, rules.ptx));
+            running.largest[i] = most;
+            let total = plane_shuffle_xor(running.totals[i], step);
+            running.totals[i] = running.totals[i] * own + total * other;
+            #[unroll]
+            for c in 0..plan.chunks {
+                let at = comptime!(i * plan.chunks + c);
+                let held = running.sums[at];
+                let mut sum = Vector::<f32, N>::new(0.0f32);
+                #[unroll]
+                for e in 0..N::value() {
+                    let value = held.extract(e);
+                    sum.insert(e, value * own + plane_shuffle_xor(value, step) * other);
+                }
+                running.sums[at] = sum;
+            }
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
+    q: &Heads<E, N>,
+    k: &Heads<E, N>,
+    v: &Heads<E, N>,
+    documents: &[u32],
+    out: &mut Heads<W, M>,
+    statistics: &mut [f32],
+    of: Numbers,
+    by: Division,
+    #[comptime] plan: Plan,
+    #[comptime] rules: Rules,
+    #[define(E, W)] _dtypes: [ElemType; 2],
+) {
+    let (lanes, rows, chunks) = comptime!((plan.lanes, plan.rows, plan.chunks));
+    let (flight, slots) = comptime!((plan.flight, plan.slots()));
+    let mut exchange = Shared::<[f32]>::new_slice(comptime!(plan.exchange()));
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(slots * rows * plan.width));
+    let mut largest = Shared::<[f32]>::new_slice(comptime!(slots * rows));
+    let mut totals = Shared::<[f32]>::new_slice(comptime!(slots * rows));
+
+    // Cubes past the end do the last job again and write nothing: all units meet the barriers. Cubes that read
+    // the same keys follow each other.
+    let jobs = by.sets * by.parts * of.kv_heads * of.batches;
+    let job = min(CUBE_POS, jobs - 1);
+    let (set, rest) = (job % by.sets, job / by.sets);
+    let (part, stack) = (rest % by.parts, rest / by.parts);
+    let (kv_head, batch) = (stack % of.kv_heads, stack / of.kv_heads);
+    let group_heads = of.heads / of.kv_heads;
+    let together = group_heads * of.queries;
+    let (k_head, v_head) = (k.head(batch, kv_head), v.head(batch, kv_head));
+    let vectors = of.width / N::value();
+    let (lane, group) = (UNIT_POS as usize % lanes, UNIT_POS as usize / lanes);
+
+    let mut held = Array::<Vector<f32, N>>::new(comptime!(rows * chunks));
+    let mut running = Running::<N> {
+        sums: Array::<Vector<f32, N>>::new(comptime!(rows * chunks)),
+        largest: Array::<f32>::new(rows),
+        totals: Array::<f32>::new(rows),
+    };
+    let mut starts = Array::<usize>::new(rows);
+    let mut ends = Array::<usize>::new(rows);
+    #[unroll]
+    for i in 0..rows {
+        let row = min(set * rows + i, together - 1);
+        let (head, query) = (kv_head * group_heads + row / of.queries, row % of.queries);
+        let at = q.head(batch, head) + query * q.row_stride;
+        #[unroll]
+        for c in 0..chunks {
+            let column = min(comptime!(c * lanes) + lane, vectors - 1);
+            held[comptime!(i * chunks + c)] = Vector::<f32, N>::cast_from(q.elements[at + column]);
+            running.sums[comptime!(i * chunks + c)] = Vector::<f32, N>::new(0.0f32);
+        }
+        running.largest[i] = LOWEST;
+        running.totals[i] = 0.0f32;
+        let span = seen(query, &of, documents, rules);
+        starts[i] = span.start;
+        ends[i] = span.end;
+    }
+
+    let from = seen(0usize.runtime(), &of, documents, rules).start + part * by.length;
+    let to = min(seen(of.queries - 1, &of, documents, rules).end, from + by.length);
+    for block in range_stepped(from, to, comptime!(plan.groups * flight)) {
+        let mut keys = Array::<Vector<E, N>>::new(comptime!(flight * chunks));
+        let mut values = Array::<Vector<E, N>>::new(comptime!(flight * chunks));
+        #[unroll]
+        for j in 0..flight {
+            // Past the end that one again, which counts for nothing.
+            let key = min(block + comptime!(j * plan.groups) + group, to - 1);
+            #[unroll]
+            for c in 0..chunks {
+                let mut column = comptime!(c * lanes) + lane;
+                if comptime!(!plan.even) {
+                    column = min(column, vectors - 1);
+                }
+                let at = comptime!(j * chunks + c);
+                keys[at] = k.elements[k_head + key * k.row_stride + column];
+                values[at] = v.elements[v_head + key * v.row_stride + column];
+            }
+        }
+        let mut s = Array::<f32>::new(comptime!(flight * rows));
+        #[unroll]
+        for j in 0..flight {
+            #[unroll]
+            for c in 0..chunks {
+                let key = Vector::<f32, N>::cast_from(keys[comptime!(j * chunks + c)]);
+                #[unroll]
+                for i in 0..rows {
+                    let query = held[comptime!(i * chunks + c)];
+                    let mut sum = f32::new(0.0);
+                    #[unroll]
+                    for e in 0..N::value() {
+                        sum = fma(query.extract(e), key.extract(e), sum);
+                    }
+                    if comptime!(!plan.even) {
+                        let there = comptime!(c * lanes) + lane < vectors;
+                        sum = select(there, sum, f32::new(0.0));
+                    }
+                    let at = comptime!(j * rows + i);
+                    if comptime!(c == 0) {
+                        s[at] = sum;
+                    } else {
+                        s[at] += sum;
+                    }
+                }
+            }
+        }
+        sum_lanes(&mut s, &mut exchange, plan);
+        #[unroll]
+        for i in 0..rows {
+            let mut most = running.largest[i];
+            let mut seen_here = Array::<bool>::new(flight);
+            #[unroll]
+            for j in 0..flight {
+                let key = block + comptime!(j * plan.groups) + group;
+                let mut visible = key < to;
+                if comptime!(!plan.single) {
+                    visible = visible && key >= starts[i] && key < ends[i];
+                }
+                seen_here[j] = visible;
+                let x = score(s[comptime!(j * rows + i)], &of, rules);
+                s[comptime!(j * rows + i)] = x;
+                most = max(most, select(visible, x, f32::new(LOWEST)));
+            }
+            let shrink = factor(running.largest[i] - most, rules.ptx);
+            running.largest[i] = most;
+            let mut total = running.totals[i] * shrink;
+            #[unroll]
+            for j in 0..flight {
+                let p = factor(s[comptime!(j * rows + i)] - most, rules.ptx);
+                let p = select(seen_here[j], p, f32::new(0.0));
+                total += p;
+                s[comptime!(j * rows + i)] = p;
+            }
+            running.totals[i] = total;
+            #[unroll]
+            for c in 0..chunks {
+                running.sums[comptime!(i * chunks + c)] *= Vector::new(shrink);
+            }
+        }
+        #[unroll]
+        for j in 0..flight {
+            #[unroll]
+            for c in 0..chunks {
+                let value = Vector::<f32, N>::cast_from(values[comptime!(j * chunks + c)]);
+                #[unroll]
+                for i in 0..rows {
+                    let p = Vector::<f32, N>::new(s[comptime!(j * rows + i)]);
+                    running.sums[comptime!(i * chunks + c)] += p * value;
+                }
+            }
+        }
+    }
+
+    let mut slot = group;
+    let mut writes = true.runtime();
+    if comptime!(plan.plane > 1) {
+        join_planes::<N>(&mut running, plan, rules);
+        slot = UNIT_POS as usize / comptime!(plan.plane);
+        writes = UNIT_POS as usize % comptime!(plan.plane) < lanes;
+    }
+    if writes {
+        #[unroll]
+        for i in 0..rows {
+            let at = slot * rows + i;
+            if lane == 0 {
+                largest[at] = running.largest[i];
+                totals[at] = running.totals[i];
+            }
+            #[unroll]
+            for c in 0..chunks {
+                let sum = running.sums[comptime!(i * chunks + c)];
+                let column = (comptime!(c * lanes) + lane) * N::value();
+                #[unroll]
+                for e in 0..N::value() {
+                    sums[at * comptime!(plan.width) + column + e] = sum.extract(e);
+                }
+            }
+        }
+    }
+    sync_cube();
+
+    for place in range_stepped(UNIT_POS as usize, rows * of.width, comptime!(plan.units())) {
+        let (i, column) = (place / of.width, place % of.width);
+        let row = set * rows + i;
+        if CUBE_POS < jobs && row < together {
+            let mut most = f32::new(LOWEST);
+            #[unroll]
+            for slot in 0..slots {
+                most = max(most, largest[slot * rows + i]);
+            }
+            let mut total = f32::new(0.0);
+            let mut sum = f32::new(0.0);
+            #[unroll]
+            for slot in 0..slots {
+                let at = slot * rows + i;
+                let weight = factor(largest[at] - most, rules.ptx);
+                total += totals[at] * weight;
+                sum += sums[at * comptime!(plan.width) + column] * weight;
+            }
+            let (head, query) = (kv_head * group_heads + row / of.queries, row % of.queries);
+            let at = out.head(batch, head) + query * out.row_stride + part * by.part_stride;
+            if comptime!(plan.direct) {
+                sum = select(total == 0.0f32, f32::new(0.0), sum / total);
+            } else if column == 0 {
+                let line = (batch * of.heads + head) * of.queries + query;
+                let lines = of.batches * of.heads * of.queries;
+                statistics[2 * (part * lines + line)] = most;
+                statistics[2 * (part * lines + line) + 1] = total;
+            }
+            out.elements[at + column] = Vector::<W, M>::new(W::cast_from(sum));
+        }
+    }
+}

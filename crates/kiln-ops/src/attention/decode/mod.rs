@@ -1,0 +1,150 @@
+//! Attention of few queries over many keys, as in decoding: keys and values pass once, at the speed of memory.
+//!
+//! Written for any device, as the portable family: f32 sums, everything added in order. A cube takes all queries
+//! that read the same keys, up to a number of them, over a part of the keys, and leaves their weighted sums of
+//! values, largest scores and sums of weights; a second kernel makes the parts one. Into how many parts the keys
+//! are divided is a number of the launch: no kernel knows how long they are.
+
+mod combine;
+mod kernel;
+mod plan;
+
+use super::OP;
+use super::problem::{HeadsView, Problem, vector_size};
+use super::simt::heads;
+use crate::exponential::has_ptx;
+use crate::launch;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use combine::combine_kernel;
+use cubecl::prelude::*;
+use kernel::{DivisionLaunch, decode_kernel};
+use plan::{Plan, Work};
+
+/// Queries of a head at most.
+const MOST_QUERIES: usize = 8;
+/// Queries that read the same keys at most: of more, products on tensor cores are worth their tiles.
+const MOST_TOGETHER: usize = 64;
+
+/// Whether a problem is one of few queries.
+pub(super) fn takes(problem: &Problem) -> bool {
+    let s = &problem.sizes;
+    let together = s.heads / s.kv_heads * s.queries;
+    s.queries <= MOST_QUERIES && together <= MOST_TOGETHER && problem.documents.is_none()
+}
+
+/// Writes o.
+pub(super) fn forward(problem: &Problem, o: &HeadsView) {
+    let s = &problem.sizes;
+    let client = &o.tensor.client;
+    let size = vector_size(&[&problem.q, &problem.k, &problem.v], s.width, 16);
+    let window = problem.mask.window.map_or(s.keys, |window| window + s.queries - 1);
+    let (plan, work) = Plan::new(client, s, window.min(s.keys), size);
+    if plan.direct {
+        return decode(problem, o, None, plan, work, size);
+    }
+    let lines = s.batches * s.heads * s.queries;
+    let workspace = |name, shape: [usize; 3]| {
+        launch::output(&o.tensor, OP, name, Shape::from(shape), DType::F32)
+    };
+    let sums = workspace("part.sums", [work.parts, lines, s.width]);
+    let statistics = workspace("part.statistics", [work.parts, lines, 2]);
+    // The lines of a part are those of all heads.
+    let view = HeadsView {
+        tensor: sums.clone(),
+        first: 0,
+        batch_stride: s.heads * s.queries * s.width,
+        head_stride: s.queries * s.width,
+        row_stride: s.width,
+    };
+    decode(problem, &view, Some(&statistics), plan, work, size);
+    combine(problem, o, sums, statistics, work.parts);
+}
+
+/// Writes o, or that of every part and their statistics.
+fn decode(
+    problem: &Problem,
+    o: &HeadsView,
+    statistics: Option<&CubeTensor>,
+    plan: Plan,
+    work: Work,
+    size: usize,
+) {
+    let (p, s) = (problem, &problem.sizes);
+    let client = &o.tensor.client;
+    let rules = p.rules();
+    let address = launch::address_type(&[&p.q.tensor, &p.k.tensor, &p.v.tensor, &o.tensor]);
+    let ways = [
+        ("several parts", work.parts > 1),
+        ("heads that share keys", s.heads > s.kv_heads),
+        ("several sets of queries", work.sets > 1),
+    ];
+    launch::plans::note("attention of few queries", &(&plan, &rules, size, address), &ways);
+    let Work { sets, parts, length } = work;
+    let part_stride = s.batches * s.heads * s.queries * s.width;
+    // SAFETY: keys are clamped to those that are there, columns to D, and queries are checked against their
+    // number before a write; what stands in for documents and statistics is not touched.
+    unsafe {
+        decode_kernel::launch_unchecked(
+            client,
+            launch::grid(client, sets * parts * s.kv_heads * s.batches),
+            CubeDim::new_1d(plan.units() as u32),
+            address,
+            size,
+            1,
+            heads(&p.q, size),
+            heads(&p.k, size),
+            heads(&p.v, size),
+            p.bounds(),
+            heads(o, 1),
+            match statistics {
+                Some(statistics) => statistics.clone().into_buffer_arg(),
+                // Positions count the buffers that are bound: q, k, v, o.
+                None => BufferArg::alias(3, 1),
+            },
+            p.numbers(),
+            DivisionLaunch::new(sets, parts, length, part_stride),
+            plan,
+            rules,
+            [p.q.tensor.dtype, o.tensor.dtype].map(dtype_to_elem_type),
+        );
+    }
+}
+
+/// Writes o, of all parts.
+fn combine(
+    problem: &Problem,
+    o: &HeadsView,
+    sums: CubeTensor,
+    statistics: CubeTensor,
+    parts: usize,
+) {
+    let s = &problem.sizes;
+    let client = &o.tensor.client;
+    let size = vector_size(&[o], s.width, 4 * o.tensor.dtype.size());
+    let columns = (s.width / size).next_power_of_two().min(64);
+    let most = client.properties().hardware.max_units_per_cube.min(256) as usize;
+    let (groups, ptx) = (most / columns, has_ptx(client));
+    let address = launch::address_type(&[&sums, &o.tensor]);
+    launch::plans::note("attention of parts", &(columns, groups, size, address), &[]);
+    // SAFETY: columns are clamped to D and lines to their number, and checked before a write.
+    unsafe {
+        combine_kernel::launch_unchecked(
+            client,
+            launch::grid(client, s.batches * s.heads * s.queries),
+            CubeDim::new_2d(columns as u32, groups as u32),
+            address,
+            size,
+            sums.into_buffer_arg(),
+            statistics.into_buffer_arg(),
+            heads(o, size),
+            problem.numbers(),
+            parts,
+            columns,
+            groups,
+            ptx,
+            dtype_to_elem_type(o.tensor.dtype),
+        );
+    }
+}

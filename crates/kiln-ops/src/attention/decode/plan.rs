@@ -1,0 +1,136 @@
+//! How a cube goes through keys and values.
+
+use super::super::problem::Sizes;
+use crate::launch;
+use cubecl::prelude::*;
+
+/// Queries of a cube at most where units shuffle: with 8 elements of each in a unit 64 registers hold them and
+/// as many their results.
+const MOST_ROWS: usize = 8;
+
+/// Units of a cube where they shuffle; a whole plane at least.
+const UNITS: usize = 128;
+
+/// What a kernel is specialised on; comptime. Nothing of it follows from the number of keys.
+///
+/// A key is read by the `lanes` units of a group, a vector or a few each; the groups of a cube take keys side by
+/// side, and each has several under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Plan {
+    /// Units of a key.
+    pub(super) lanes: usize,
+    /// Keys side by side.
+    pub(super) groups: usize,
+    /// Vectors of a key for each unit.
+    pub(super) chunks: usize,
+    /// Whether there are as many.
+    pub(super) even: bool,
+    /// Queries of a cube.
+    pub(super) rows: usize,
+    /// Keys of a group under way at a time.
+    pub(super) flight: usize,
+    /// Elements of the vectors of a key, those that are not there included.
+    pub(super) width: usize,
+    /// Units of a plane that can shuffle; 1 stands for none.
+    pub(super) plane: usize,
+    /// All queries of a head see the same keys: there is one.
+    pub(super) single: bool,
+    /// A cube sees all keys: its results are those of the call.
+    pub(super) direct: bool,
+}
+
+/// How the work is divided; numbers of the launch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work {
+    /// Parts of the queries that read the same keys.
+    pub(super) sets: usize,
+    /// Parts of the keys.
+    pub(super) parts: usize,
+    /// Keys of a part.
+    pub(super) length: usize,
+}
+
+impl Plan {
+    /// For `keys` keys that somebody sees, in vectors of `size` elements.
+    pub(super) fn new(client: &Client, sizes: &Sizes, keys: usize, size: usize) -> (Self, Work) {
+        let hardware = &client.properties().hardware;
+        let plane = launch::plane_size(client) as usize;
+        let (vectors, together) =
+            (sizes.width / size, sizes.heads / sizes.kv_heads * sizes.queries);
+        // Without planes sums go through shared memory, and drivers compile what is unrolled for long.
+        let (units, most_lanes, most_rows) =
+            if plane > 1 { (UNITS.max(plane), plane, MOST_ROWS) } else { (64, 16, 2) };
+        let lanes = vectors.next_power_of_two().min(most_lanes);
+        let chunks = vectors.div_ceil(lanes);
+        let mut plan = Self {
+            lanes,
+            groups: units / lanes,
+            chunks,
+            even: vectors == lanes * chunks,
+            rows: together,
+            flight: 1,
+            width: lanes * chunks * size,
+            plane,
+            single: sizes.queries == 1,
+            direct: false,
+        };
+        let share = |most: usize| together.div_ceil(together.div_ceil(most));
+        let fits = |rows: &usize| {
+            let plan = Self { rows: share(*rows), ..plan }.in_flight();
+            *rows == 1 || plan.shared() <= hardware.max_shared_memory_size
+        };
+        plan.rows = share((1..=most_rows).rev().find(fits).unwrap_or(1));
+        let mut plan = plan.in_flight();
+        let sets = together.div_ceil(plan.rows);
+        let (cubes, wanted) = (
+            sets * sizes.kv_heads * sizes.batches,
+            CUBES_OF_A_MULTIPROCESSOR * launch::multiprocessors(client),
+        );
+        plan.direct = cubes >= wanted;
+        let most = keys.div_ceil(LEAST_ROUNDS * plan.round());
+        let parts = if plan.direct { 1 } else { wanted.div_ceil(cubes).min(most) };
+        let length = keys.div_ceil(parts).next_multiple_of(plan.round());
+        (plan, Work { sets, parts: keys.div_ceil(length), length })
+    }
+
+    /// With as many keys under way as registers allow.
+    fn in_flight(self) -> Self {
+        let keys = match (self.plane, self.rows) {
+            (1, _) => 2,
+            (_, 1 | 2) => 8,
+            _ => 4,
+        };
+        Self { flight: (keys / self.chunks).max(1), ..self }
+    }
+
+    /// Units of a cube.
+    pub(super) fn units(&self) -> usize {
+        self.lanes * self.groups
+    }
+
+    /// Keys that a cube has under way.
+    fn round(&self) -> usize {
+        self.groups * self.flight
+    }
+
+    /// What is left of a cube's results before they meet in shared memory: one of each plane, or group.
+    pub(super) fn slots(&self) -> usize {
+        if self.plane > 1 { self.units() / self.plane } else { self.groups }
+    }
+
+    /// f32 of shared memory in which units without planes add up scores.
+    pub(super) fn exchange(&self) -> usize {
+        if self.plane > 1 { 1 } else { self.units() * self.flight * self.rows }
+    }
+
+    /// Bytes of shared memory.
+    fn shared(&self) -> usize {
+        4 * (self.slots() * self.rows * (self.width + 2) + self.exchange())
+    }
+}
+
+/// Cubes that keep a multiprocessor busy, with some to spare for those that end first.
+const CUBES_OF_A_MULTIPROCESSOR: usize = 8;
+
+/// Rounds of a part at least: shorter ones would wait for memory most of the time.
+const LEAST_ROUNDS: usize = 2;

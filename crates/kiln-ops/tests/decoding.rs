@@ -1,0 +1,259 @@
+//! Attention of few queries over many keys: its kernels on every device that has some.
+
+mod common;
+
+use burn::tensor::{DType, Device, Tensor};
+use common::*;
+use kiln_ops::attention::{KvCache, oracle};
+use kiln_ops::launch::{limits, plans};
+use kiln_ops::policy;
+use kiln_ops::prelude::*;
+
+/// B, H, Hkv, T, S, D.
+type Sizes = [usize; 6];
+
+fn inputs([b, h, kv, t, s, d]: Sizes, dtype: DType, device: &Device) -> [(Tensor<4>, Vec<f64>); 3] {
+    let make = |shape: [usize; 4], seed| {
+        tensor(&numbers(shape.iter().product(), seed, 0.1), shape, dtype, device)
+    };
+    [make([b, h, t, d], 1), make([b, kv, s, d], 2), make([b, kv, s, d], 3)]
+}
+
+fn check(sizes: Sizes, options: AttentionOptions, device: &Device, way: Option<&str>) {
+    let [batch, heads, kv_heads, queries, keys, width] = sizes;
+    let d = oracle::Dims { batch, heads, kv_heads, queries, keys, width };
+    for dtype in dtypes(device) {
+        let [(q, q64), (k, k64), (v, v64)] = inputs(sizes, dtype, device);
+        poison(batch * heads * queries * width, dtype, device);
+        let call = || values(&attention(q.clone(), k.clone(), v.clone(), options).unwrap());
+        let (found, plans) = plans::listen(call);
+        let what = format!("{sizes:?}, {options:?}, {device:?}");
+        let expected = oracle::forward(&q64, &k64, &v64, d, &oracle::Rule::new(options, width));
+        assert_near(&found, &expected, dtype, 4, &what);
+        assert!(found == call(), "{what} repeats");
+        let plan = plans.iter().find(|plan| plan.starts_with("attention of few queries"));
+        let plan = plan.unwrap_or_else(|| panic!("{what} ran on {plans:?}"));
+        assert!(way.is_none_or(|way| plan.contains(way)), "{what}: {plan}");
+    }
+}
+
+#[test]
+fn agrees_with_the_oracle() {
+    let plain = AttentionOptions::default();
+    for device in devices().into_iter().filter(policy::is_cube) {
+        for (sizes, way) in [
+            ([1, 1, 1, 1, 1, 1], None),
+            ([1, 2, 1, 1, 300, 64], Some("several parts")),
+            ([3, 6, 2, 1, 77, 48], Some("heads that share keys")),
+            ([2, 4, 4, 3, 131, 20], None),
+            ([1, 8, 1, 5, 97, 33], Some("several sets of queries")),
+            ([1, 1, 1, 8, 65, 128], None),
+            ([1, 2, 2, 1, 41, 256], None),
+            ([1, 1, 1, 2, 39, 255], None),
+            // The first queries see nothing.
+            ([1, 2, 1, 7, 4, 16], None),
+        ] {
+            check(sizes, plain, &device, way);
+        }
+        let sizes = [2, 4, 2, 4, 200, 32];
+        for options in [
+            AttentionOptions { causal: false, ..plain },
+            AttentionOptions { window: Some(1), ..plain },
+            AttentionOptions { window: Some(37), ..plain },
+            AttentionOptions { window: Some(1000), softcap: Some(2.5), ..plain },
+            AttentionOptions { scale: Some(8.0), ..plain },
+        ] {
+            check(sizes, options, &device, None);
+        }
+    }
+}
+
+/// What is to be differentiated runs on the kernels that leave what a backward needs.
+#[test]
+fn a_tracked_call_has_its_gradient() {
+    let sizes = [1, 2, 1, 3, 40, 16];
+    let options = AttentionOptions::default();
+    for device in devices() {
+        let [(q, _), (k, _), (v, _)] = inputs(sizes, DType::F32, &device);
+        let untracked = attention(q.clone(), k.clone(), v.clone(), options).unwrap();
+        let leaf = k.autodiff().require_grad();
+        let y = attention(q.autodiff(), leaf.clone(), v.autodiff(), options).unwrap();
+        assert_near(&values(&y), &values(&untracked), DType::F32, 1, "tracked");
+        let grads = pull(y, &untracked.autodiff()).backward();
+        assert!(values(&leaf.grad(&grads).unwrap()).iter().any(|dk| *dk != 0.0));
+    }
+}
+
+/// A small device has all keys in one cube, a large one divides them.
+#[test]
+fn results_of_one_part_are_those_of_several() {
+    for device in devices().into_iter().filter(policy::is_cube) {
+        for (sizes, way) in [
+            ([5, 4, 4, 1, 150, 64], Some("direct: true")),
+            ([1, 2, 2, 1, 150, 64], Some("direct: false")),
+        ] {
+            let limits = limits::Limits { multiprocessors: Some(2), chunk_bytes: None };
+            limits::limited(limits, || {
+                check(sizes, AttentionOptions::default(), &device, way);
+            });
+        }
+    }
+}
+
+/// Positions come a few at a time: what they see is what they would see all at once.
+#[test]
+fn a_cache_is_filled_in_place() {
+    let (batch, heads, width, capacity) = (2, 4, 24, 64);
+    let options = AttentionOptions::default();
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for kv_heads in [1, 2, 4] {
+                let all = (heads + 2 * kv_heads) * width;
+                let length = 41;
+                let shape = [batch, length, all];
+                let (qkv, _) =
+                    tensor(&numbers(shape.iter().product(), 5, 0.1), shape, dtype, &device);
+                let whole = attention_qkv(qkv.clone(), heads, kv_heads, None, options).unwrap();
+                let mut cache = KvCache::new([batch, kv_heads, capacity, width], dtype, &device);
+                let mut copy = None;
+                // A prompt longer than what decodes, tokens one by one, and a few together.
+                let (_, plans) = plans::listen(|| {
+                    for (start, count) in [(0, 20), (20, 1), (21, 1), (22, 3), (25, 16)] {
+                        let new = qkv.clone().narrow(1, start, count);
+                        let y = attention_cached(new, heads, &mut cache, options).unwrap();
+                        let expected = values(&whole.clone().narrow(1, start, count));
+                        let what = format!("{kv_heads} heads, {start}..{}", start + count);
+                        assert_near(&values(&y), &expected, dtype, 4, &what);
+                    }
+                });
+                assert!(!plans.iter().any(|plan| plan.contains("after a copy")), "{plans:?}");
+                assert_eq!((cache.len(), cache.is_empty()), (41, false));
+                // Two continuations of one cache do not write over each other.
+                let mut other = copy.insert(cache.clone()).clone();
+                let next = |at| qkv.clone().narrow(1, at, 1);
+                let before = cache.filled().map(|held| values(&held));
+                attention_cached(next(3), heads, &mut cache, options).unwrap();
+                attention_cached(next(7), heads, &mut other, options).unwrap();
+                let kept = copy.unwrap();
+                assert_eq!(kept.filled().map(|held| values(&held)), before);
+                assert_ne!(cache.filled().map(|x| values(&x)), other.filled().map(|x| values(&x)));
+                cache.clear();
+                let y = attention_cached(qkv.clone().narrow(1, 0, 2), heads, &mut cache, options);
+                let expected = values(&whole.narrow(1, 0, 2));
+                assert_near(&values(&y.unwrap()), &expected, dtype, 4, "after it was cleared");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_a_cache_is_named() {
+    let device = devices().remove(0);
+    let mut cache = KvCache::new([1, 2, 3, 4], DType::F32, &device);
+    let mut call = |shape, heads| {
+        let qkv = Tensor::<3>::ones(shape, &device);
+        attention_cached(qkv, heads, &mut cache, AttentionOptions::default())
+    };
+    assert!(call([1, 2, 32], 4).is_ok());
+    assert_eq!(
+        call([1, 2, 32], 4).unwrap_err().to_string(),
+        "attention: positions = 4, expected at most 3, the capacity of the cache"
+    );
+    assert_eq!(
+        call([2, 1, 32], 4).unwrap_err().to_string(),
+        "attention: `qkv` has shape [2, 1, 32], expected [1, T, 32] for 4 heads and the cache, T at least 1"
+    );
+    assert_eq!(
+        call([1, 1, 32], 3).unwrap_err().to_string(),
+        "attention: heads = 3, expected a multiple of the cache's, both at least 1"
+    );
+}
+
+/// Seconds of one of the calls that `work` makes, the least of some bursts; recorded where the device can.
+fn seconds<T>(device: &Device, calls: usize, work: impl Fn() -> T) -> f64 {
+    use burn::backend::{Backend, Dispatch};
+    let sync = || device.sync().unwrap();
+    drop(work());
+    sync();
+    let dispatch = device.as_dispatch();
+    let graph = Dispatch::graph_prepare(dispatch).ok().and_then(|()| {
+        for _ in 0..2 {
+            let kept = work();
+            sync();
+            drop(kept);
+        }
+        Dispatch::graph_start_capture(dispatch).ok()?;
+        let kept = work();
+        Some((Dispatch::graph_stop_capture(dispatch).ok()?, kept))
+    });
+    let repeats = 10;
+    let burst = |_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let start = std::time::Instant::now();
+        for _ in 0..repeats {
+            match &graph {
+                // SAFETY: the inputs are the caller's, the outputs are kept.
+                Some((graph, _)) => unsafe { Dispatch::graph_replay(dispatch, graph).unwrap() },
+                None => drop(work()),
+            }
+        }
+        sync();
+        start.elapsed().as_secs_f64() / (repeats * calls) as f64
+    };
+    (0..5).map(burst).fold(f64::INFINITY, f64::min)
+}
+
+/// With `KILN_TIME=1`: at which speed keys and values are read, beside a copy that moves as many bytes.
+#[test]
+fn timing() {
+    if std::env::var_os("KILN_TIME").is_none() {
+        return;
+    }
+    for device in devices().into_iter().filter(policy::is_cube) {
+        let dtype = if device.supports_dtype(DType::BF16) { DType::BF16 } else { DType::F32 };
+        for [batch, heads, kv_heads, keys, width] in [
+            [1, 12, 12, 1024, 64],
+            [1, 32, 8, 4096, 128],
+            [1, 32, 8, 16384, 128],
+            [1, 64, 8, 16384, 128],
+            [1, 16, 16, 16384, 64],
+            [8, 32, 8, 4096, 128],
+            [8, 64, 8, 4096, 128],
+            [16, 32, 8, 16384, 128],
+            [64, 12, 12, 1024, 64],
+            [64, 32, 8, 2048, 128],
+            [64, 32, 32, 1024, 64],
+            [64, 32, 4, 16384, 128],
+            [4, 16, 8, 8192, 256],
+        ] {
+            let bytes = 2 * batch * kv_heads * keys * width * dtype.size();
+            // More than a cache holds.
+            let sets = (1usize << 29).div_ceil(bytes).clamp(1, 32);
+            let filled = |shape: [usize; 4]| Tensor::<4>::full(shape, 0.5, (&device, dtype));
+            let of: Vec<_> = (0..sets)
+                .map(|_| {
+                    let keys = || filled([batch, kv_heads, keys, width]);
+                    (filled([batch, heads, 1, width]), keys(), keys())
+                })
+                .collect();
+            let options = AttentionOptions::default();
+            let decode = || -> Vec<Tensor<4>> {
+                policy::force(policy::Implementation::Fused, || {
+                    let all = of.iter().cloned();
+                    all.map(|(q, k, v)| attention(q, k, v, options).unwrap()).collect()
+                })
+            };
+            // Reads one half of as many bytes and writes the other.
+            let copy = || -> Vec<Tensor<4>> {
+                of.iter().map(|(_, k, _)| k.clone().mul_scalar(2.0)).collect()
+            };
+            let [decoded, copied] = [seconds(&device, sets, decode), seconds(&device, sets, copy)]
+                .map(|s| bytes as f64 / s / 1e9);
+            let (megabytes, ratio) = (bytes as f64 / 1e6, decoded / copied);
+            eprintln!(
+                "b{batch} h{heads}/{kv_heads} s{keys} d{width}: {megabytes:.0} MB, {decoded:.0} GB/s, \
+                 copy {copied:.0}, ratio {ratio:.2}"
+            );
+        }
+    }
+}
