@@ -16,7 +16,8 @@ pub(crate) fn renamed(mut record: BTreeMap<String, TensorData>) -> BTreeMap<Stri
         let named = |part: &str| first.replacen(&dotted(parts[0]), &dotted(part), 1);
         let names = parts.map(named);
         let found: Vec<&TensorData> = names.iter().filter_map(|name| record.get(name)).collect();
-        if let Some(all) = side_by_side(&found).filter(|_| found.len() == parts.len()) {
+        let whole = found.len() == parts.len() && !record.contains_key(&named(joined));
+        if let Some(all) = side_by_side(&found).filter(|_| whole) {
             names.iter().for_each(|name| drop(record.remove(name)));
             record.insert(named(joined), all);
         }

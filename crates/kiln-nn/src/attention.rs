@@ -39,8 +39,8 @@ pub struct CausalSelfAttentionConfig {
 #[module(custom_display)]
 pub struct CausalSelfAttention {
     /// To queries, keys and values, `[d_model, (heads + 2 · kv_heads) · head_dim]`: three matrices side by side, in
-    /// columns of [`parts`](Self::parts). An optimizer that works on whole matrices, as Muon does, takes each by
-    /// itself.
+    /// columns of [`parts`](Self::parts). An optimizer that works on whole matrices, as Muon does, has to take
+    /// each by itself.
     pub w_qkv: Linear,
     /// Back to the residual stream, `[heads · head_dim, d_model]`.
     pub w_o: Linear,

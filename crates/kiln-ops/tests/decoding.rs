@@ -60,6 +60,7 @@ fn agrees_with_the_oracle() {
             AttentionOptions { causal: false, ..plain },
             AttentionOptions { window: Some(1), ..plain },
             AttentionOptions { window: Some(37), ..plain },
+            AttentionOptions { window: Some(usize::MAX), ..plain },
             AttentionOptions { window: Some(1000), softcap: Some(2.5), ..plain },
             AttentionOptions { scale: Some(8.0), ..plain },
         ] {
@@ -115,6 +116,7 @@ fn a_cache_is_filled_in_place() {
                     tensor(&numbers(shape.iter().product(), 5, 0.1), shape, dtype, &device);
                 let whole = attention_qkv(qkv.clone(), heads, kv_heads, None, options).unwrap();
                 let mut cache = KvCache::new([batch, kv_heads, capacity, width], dtype, &device);
+                assert!(cache.filled().is_none());
                 let mut copy = None;
                 // A prompt longer than what decodes, tokens one by one, and a few together.
                 let (_, plans) = plans::listen(|| {
@@ -131,12 +133,14 @@ fn a_cache_is_filled_in_place() {
                 // Two continuations of one cache do not write over each other.
                 let mut other = copy.insert(cache.clone()).clone();
                 let next = |at| qkv.clone().narrow(1, at, 1);
-                let before = cache.filled().map(|held| values(&held));
+                let before = cache.filled().unwrap().map(|held| values(&held));
                 attention_cached(next(3), heads, &mut cache, options).unwrap();
                 attention_cached(next(7), heads, &mut other, options).unwrap();
                 let kept = copy.unwrap();
-                assert_eq!(kept.filled().map(|held| values(&held)), before);
-                assert_ne!(cache.filled().map(|x| values(&x)), other.filled().map(|x| values(&x)));
+                assert_eq!(kept.filled().unwrap().map(|held| values(&held)), before);
+                let [own, others] =
+                    [&cache, &other].map(|of| of.filled().unwrap().map(|x| values(&x)));
+                assert_ne!(own, others);
                 cache.clear();
                 let y = attention_cached(qkv.clone().narrow(1, 0, 2), heads, &mut cache, options);
                 let expected = values(&whole.narrow(1, 0, 2));

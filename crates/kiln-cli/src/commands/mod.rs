@@ -25,8 +25,14 @@ pub fn operators(
 /// Refuses a file that cannot be written before the work of which it is to hold the results.
 pub fn expect_writable(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
+    let new = !path.exists();
     let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).with_context(|| format!("cannot write {}", path.display()))
+    opened.map(drop).with_context(|| format!("cannot write {}", path.display()))?;
+    // Nothing is left of it if the work fails.
+    if new {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
 }
 
 /// Writes a file.

@@ -238,6 +238,8 @@ pub fn rope_qkv(
     check.float("qkv", &qkv)?;
     let [batch, length, all] = qkv.dims();
     let expected = (heads + 2 * kv_heads) * table.head_dim();
+    check.number("heads", heads as f64, heads > 0, "at least 1")?;
+    check.number("kv_heads", kv_heads as f64, kv_heads > 0, "at least 1")?;
     let text = format!("[B, T, {expected}] for {heads} + 2·{kv_heads} heads as the table");
     check.shape("qkv", &[batch, length, all], all == expected, text)?;
     check_positions(length, table, offset)?;

@@ -57,9 +57,9 @@ impl KvCache {
         self.len = 0;
     }
 
-    /// The keys and the values that are filled, `[B, Hkv, len, D]`.
-    pub fn filled(&self) -> [Tensor<4>; 2] {
-        self.both().clone().map(|all| all.narrow(2, 0, self.len))
+    /// The keys and the values that are filled, `[B, Hkv, len, D]`, if any are.
+    pub fn filled(&self) -> Option<[Tensor<4>; 2]> {
+        (self.len > 0).then(|| self.both().clone().map(|all| all.narrow(2, 0, self.len)))
     }
 
     fn both(&self) -> &[Tensor<4>; 2] {
@@ -73,9 +73,10 @@ impl KvCache {
 /// * `qkv`: `[B, T, (H + 2·Hkv)·D]`: the H = `heads` heads of the queries, the Hkv of the keys, those of the values;
 ///   B, Hkv, D and the element type are those of the cache.
 ///
-/// Returns `[B, T, H·D]`. It is for generation: no gradient flows.
+/// Returns `[B, T, H·D]`. It is for generation: the result is cut off from what made `qkv`, which gets no gradient.
 ///
-/// No kernel depends on how much is in the cache. Of few queries, as in decoding, keys and values pass once.
+/// No kernel depends on how much is in the cache. Of few queries, as in decoding, keys and values pass once
+/// for some of them together.
 ///
 /// # Errors
 ///
@@ -96,6 +97,7 @@ pub fn attention_cached(
     let ok = qkv.dims() == [batch, length, all] && length > 0;
     let expected = format!("[{batch}, T, {all}] for {heads} heads and the cache, T at least 1");
     check.shape("qkv", &qkv.dims(), ok, expected)?;
+    check.number("head_dim", width as f64, width > 0, "at least 1")?;
     check.dtype("qkv", &qkv, &[cache.both()[0].dtype()])?;
     let tracked = qkv.is_autodiff();
     let qkv = qkv.inner();
@@ -104,7 +106,8 @@ pub fn attention_cached(
     let end = cache.len + length;
     let expected = format!("at most {capacity}, the capacity of the cache");
     check.number("positions", end as f64, end <= capacity, &expected)?;
-    let choice = choose(&qkv, width)?;
+    // Alike for a prompt and for what follows.
+    let choice = choose(&cache.both()[0], width)?;
     let held = cache.held.take().expect("it was there");
     let (y, held) = match choice {
         #[cfg(feature = "cube")]

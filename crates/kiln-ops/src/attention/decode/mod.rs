@@ -1,4 +1,4 @@
-//! Attention of few queries over many keys, as in decoding: keys and values pass once, at the speed of memory.
+//! Attention of few queries over many keys, as in decoding: keys and values pass once for a few queries together.
 //!
 //! Written for any device, as the portable family: f32 sums, everything added in order. A cube takes all queries
 //! that read the same keys, up to a number of them, over a part of the keys, and leaves their weighted sums of
@@ -39,7 +39,7 @@ pub(super) fn forward(problem: &Problem, o: &HeadsView) {
     let s = &problem.sizes;
     let client = &o.tensor.client;
     let size = vector_size(&[&problem.q, &problem.k, &problem.v], s.width, 16);
-    let window = problem.mask.window.map_or(s.keys, |window| window + s.queries - 1);
+    let window = problem.mask.window.map_or(s.keys, |window| window.min(s.keys) + s.queries - 1);
     let (plan, work) = Plan::new(client, s, window.min(s.keys), size);
     if plan.direct {
         return decode(problem, o, None, plan, work, size);
