@@ -91,6 +91,147 @@ fn join_planes<N: Size>(
     }
 }
 
+/// Loads a unit's elements of the keys or of the values that it has under way, from row `first` on.
+#[cube]
+fn load<E: Float, N: Size>(
+    from: &Heads<E, N>,
+    head: usize,
+    first: usize,
+    end: usize,
+    vectors: usize,
+    #[comptime] plan: Plan,
+) -> Array<Vector<E, N>> {
+    let lane = UNIT_POS as usize % plan.lanes;
+    let mut loaded = Array::<Vector<E, N>>::new(comptime!(plan.flight * plan.chunks));
+    #[unroll]
+    for j in 0..plan.flight {
+        // Past the end that one again, which counts for nothing.
+        let row = min(first + comptime!(j * plan.groups), end - 1);
+        #[unroll]
+        for c in 0..plan.chunks {
+            let mut column = comptime!(c * plan.lanes) + lane;
+            if comptime!(!plan.even) {
+                column = min(column, vectors - 1);
+            }
+            loaded[comptime!(j * plan.chunks + c)] =
+                from.elements[head + row * from.row_stride + column];
+        }
+    }
+    loaded
+}
+
+/// A unit's share of the products of its queries and keys.
+#[cube]
+fn multiply<E: Float, N: Size>(
+    held: &Array<Vector<f32, N>>,
+    keys: &Array<Vector<E, N>>,
+    s: &mut Array<f32>,
+    vectors: usize,
+    #[comptime] plan: Plan,
+) {
+    let (lanes, rows, chunks, flight) =
+        comptime!((plan.lanes, plan.rows, plan.chunks, plan.flight));
+    let lane = UNIT_POS as usize % lanes;
+    #[unroll]
+    for j in 0..flight {
+        #[unroll]
+        for c in 0..chunks {
+            let key = Vector::<f32, N>::cast_from(keys[comptime!(j * chunks + c)]);
+            #[unroll]
+            for i in 0..rows {
+                let query = held[comptime!(i * chunks + c)];
+                let mut sum = f32::new(0.0);
+                #[unroll]
+                for e in 0..N::value() {
+                    sum = fma(query.extract(e), key.extract(e), sum);
+                }
+                if comptime!(!plan.even) {
+                    let there = comptime!(c * lanes) + lane < vectors;
+                    sum = select(there, sum, f32::new(0.0));
+                }
+                let at = comptime!(j * rows + i);
+                if comptime!(c == 0) {
+                    s[at] = sum;
+                } else {
+                    s[at] += sum;
+                }
+            }
+        }
+    }
+}
+
+/// Makes scores weights by the largest of their query so far, by which what has been added up is weighed anew. The
+/// unit's keys begin at `first`.
+#[cube]
+fn weigh<N: Size>(
+    s: &mut Array<f32>,
+    running: &mut Running<N>,
+    first: usize,
+    to: usize,
+    starts: &Array<usize>,
+    ends: &Array<usize>,
+    of: &Numbers,
+    #[comptime] plan: Plan,
+    #[comptime] rules: Rules,
+) {
+    let (rows, chunks, flight) = comptime!((plan.rows, plan.chunks, plan.flight));
+    #[unroll]
+    for i in 0..rows {
+        let mut most = running.largest[i];
+        let mut seen_here = Array::<bool>::new(flight);
+        #[unroll]
+        for j in 0..flight {
+            let key = first + comptime!(j * plan.groups);
+            let mut visible = key < to;
+            if comptime!(!plan.single) {
+                visible = visible && key >= starts[i] && key < ends[i];
+            }
+            seen_here[j] = visible;
+            let x = score(s[comptime!(j * rows + i)], of, rules);
+            s[comptime!(j * rows + i)] = x;
+            most = max(most, select(visible, x, f32::new(LOWEST)));
+        }
+        let shrink = factor(running.largest[i] - most, rules.ptx);
+        running.largest[i] = most;
+        let mut total = running.totals[i] * shrink;
+        #[unroll]
+        for j in 0..flight {
+            let p = factor(s[comptime!(j * rows + i)] - most, rules.ptx);
+            let p = select(seen_here[j], p, f32::new(0.0));
+            total += p;
+            s[comptime!(j * rows + i)] = p;
+        }
+        running.totals[i] = total;
+        #[unroll]
+        for c in 0..chunks {
+            running.sums[comptime!(i * chunks + c)] *= Vector::new(shrink);
+        }
+    }
+}
+
+/// Adds the weighted values.
+#[cube]
+fn add_values<E: Float, N: Size>(
+    running: &mut Running<N>,
+    s: &Array<f32>,
+    values: &Array<Vector<E, N>>,
+    #[comptime] plan: Plan,
+) {
+    let (rows, chunks, flight) = comptime!((plan.rows, plan.chunks, plan.flight));
+    #[unroll]
+    for j in 0..flight {
+        #[unroll]
+        for c in 0..chunks {
+            let value = Vector::<f32, N>::cast_from(values[comptime!(j * chunks + c)]);
+            #[unroll]
+            for i in 0..rows {
+                let p = Vector::<f32, N>::new(s[comptime!(j * rows + i)]);
+                running.sums[comptime!(i * chunks + c)] += p * value;
+            }
+        }
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
     q: &Heads<E, N>,
@@ -154,95 +295,14 @@ pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
     let from = seen(0usize.runtime(), &of, documents, rules).start + part * by.length;
     let to = min(seen(of.queries - 1, &of, documents, rules).end, from + by.length);
     for block in range_stepped(from, to, comptime!(plan.groups * flight)) {
-        let mut keys = Array::<Vector<E, N>>::new(comptime!(flight * chunks));
-        let mut values = Array::<Vector<E, N>>::new(comptime!(flight * chunks));
-        #[unroll]
-        for j in 0..flight {
-            // Past the end that one again, which counts for nothing.
-            let key = min(block + comptime!(j * plan.groups) + group, to - 1);
-            #[unroll]
-            for c in 0..chunks {
-                let mut column = comptime!(c * lanes) + lane;
-                if comptime!(!plan.even) {
-                    column = min(column, vectors - 1);
-                }
-                let at = comptime!(j * chunks + c);
-                keys[at] = k.elements[k_head + key * k.row_stride + column];
-                values[at] = v.elements[v_head + key * v.row_stride + column];
-            }
-        }
+        let at = block + group;
+        let keys = load::<E, N>(k, k_head, at, to, vectors, plan);
+        let values = load::<E, N>(v, v_head, at, to, vectors, plan);
         let mut s = Array::<f32>::new(comptime!(flight * rows));
-        #[unroll]
-        for j in 0..flight {
-            #[unroll]
-            for c in 0..chunks {
-                let key = Vector::<f32, N>::cast_from(keys[comptime!(j * chunks + c)]);
-                #[unroll]
-                for i in 0..rows {
-                    let query = held[comptime!(i * chunks + c)];
-                    let mut sum = f32::new(0.0);
-                    #[unroll]
-                    for e in 0..N::value() {
-                        sum = fma(query.extract(e), key.extract(e), sum);
-                    }
-                    if comptime!(!plan.even) {
-                        let there = comptime!(c * lanes) + lane < vectors;
-                        sum = select(there, sum, f32::new(0.0));
-                    }
-                    let at = comptime!(j * rows + i);
-                    if comptime!(c == 0) {
-                        s[at] = sum;
-                    } else {
-                        s[at] += sum;
-                    }
-                }
-            }
-        }
+        multiply::<E, N>(&held, &keys, &mut s, vectors, plan);
         sum_lanes(&mut s, &mut exchange, plan);
-        #[unroll]
-        for i in 0..rows {
-            let mut most = running.largest[i];
-            let mut seen_here = Array::<bool>::new(flight);
-            #[unroll]
-            for j in 0..flight {
-                let key = block + comptime!(j * plan.groups) + group;
-                let mut visible = key < to;
-                if comptime!(!plan.single) {
-                    visible = visible && key >= starts[i] && key < ends[i];
-                }
-                seen_here[j] = visible;
-                let x = score(s[comptime!(j * rows + i)], &of, rules);
-                s[comptime!(j * rows + i)] = x;
-                most = max(most, select(visible, x, f32::new(LOWEST)));
-            }
-            let shrink = factor(running.largest[i] - most, rules.ptx);
-            running.largest[i] = most;
-            let mut total = running.totals[i] * shrink;
-            #[unroll]
-            for j in 0..flight {
-                let p = factor(s[comptime!(j * rows + i)] - most, rules.ptx);
-                let p = select(seen_here[j], p, f32::new(0.0));
-                total += p;
-                s[comptime!(j * rows + i)] = p;
-            }
-            running.totals[i] = total;
-            #[unroll]
-            for c in 0..chunks {
-                running.sums[comptime!(i * chunks + c)] *= Vector::new(shrink);
-            }
-        }
-        #[unroll]
-        for j in 0..flight {
-            #[unroll]
-            for c in 0..chunks {
-                let value = Vector::<f32, N>::cast_from(values[comptime!(j * chunks + c)]);
-                #[unroll]
-                for i in 0..rows {
-                    let p = Vector::<f32, N>::new(s[comptime!(j * rows + i)]);
-                    running.sums[comptime!(i * chunks + c)] += p * value;
-                }
-            }
-        }
+        weigh::<N>(&mut s, &mut running, at, to, &starts, &ends, &of, plan, rules);
+        add_values::<E, N>(&mut running, &s, &values, plan);
     }
 
     let mut slot = group;
