@@ -21,13 +21,12 @@ pub(super) struct Kernels {
 
 /// The families there are, the fastest first; the last takes everything.
 const FAMILIES: &[Kernels] = &[
-    // With the backward of mma.sync.
     #[cfg(feature = "cuda")]
     Kernels {
         family: Family::Wgmma,
         takes: |problem| wgmma::takes(problem) && mma::takes(problem),
         forward: wgmma::forward,
-        backward: mma::backward,
+        backward: wgmma_backward,
     },
     #[cfg(feature = "cuda")]
     Kernels {
@@ -43,6 +42,15 @@ const FAMILIES: &[Kernels] = &[
         backward: simt::backward,
     },
 ];
+
+/// The backward of wgmma; that of mma.sync where it does not fit.
+#[cfg(feature = "cuda")]
+fn wgmma_backward(problem: &Problem, with: &Backward<'_>) {
+    match wgmma::takes_backward(problem, with) {
+        true => wgmma::backward(problem, with),
+        false => mma::backward(problem, with),
+    }
+}
 
 /// Writes o, and the log-sum-exp if it is given, on the wanted family. If nobody wants one and there are few
 /// queries, whose log-sum-exp nobody needs, on the kernels for those.

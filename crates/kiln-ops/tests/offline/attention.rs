@@ -19,6 +19,8 @@ fn widths(dtype: DType, family: Family) -> &'static [usize] {
     match (dtype, family) {
         (DType::F32, Family::Simt) => &[33, 64, 128, 256],
         (_, Family::Simt) => &[64],
+        (DType::BF16, Family::Wgmma) => &[64, 80, 96, 128],
+        (DType::F16, Family::Wgmma) => &[64, 128],
         _ => &[],
     }
 }
@@ -28,7 +30,8 @@ pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let plain = AttentionOptions::default();
     let all = AttentionOptions { causal: false, ..plain };
     let cut = AttentionOptions { window: Some(256), softcap: Some(30.0), ..plain };
-    for family in Family::ALL {
+    let hopper = client.properties().features.cube_cluster;
+    for family in Family::ALL.into_iter().filter(|family| *family != Family::Wgmma || hopper) {
         let widths = widths(dtype, family);
         let mut of = |width, options, documents, packed, word: &str| {
             let call = force(family, || call(client, dtype, width, options, documents, packed));
@@ -50,6 +53,11 @@ pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             of(64, all, false, false, " all");
             of(64, cut, false, true, " window softcap packed");
             of(64, plain, true, false, " documents");
+        }
+        if family == Family::Wgmma && dtype == DType::BF16 {
+            of(128, all, false, false, " all");
+            of(128, cut, false, true, " window softcap packed");
+            of(128, AttentionOptions { softcap: None, ..cut }, true, false, " window documents");
         }
     }
 }

@@ -142,3 +142,32 @@ pub(crate) fn store_parts<N: Size>(
         parts = const stored.parts(transposed), body = const stored.chunk(chunk, parts, transposed)
     );
 }
+
+/// Stores a chunk of numbers that are rounded already, in pairs, as the fragments of sums have them; `offset` bytes
+/// after the addresses.
+#[cube]
+pub(crate) fn store_rounded<N: Size>(
+    pairs: Vector<u32, N>,
+    places: &ChunkAddresses,
+    #[comptime] offset: u32,
+    #[comptime] chunk: usize,
+) {
+    gpu_asm!(
+        "{{ .reg .b32 s<4>; // {pairs}",
+        "add.u32 s0, {first}, {o};",
+        "xor.b32 s1, s0, 32; xor.b32 s2, s0, 64; xor.b32 s3, s0, 96;",
+        "{body} }}",
+        pairs = in(_) pairs, first = in(_) places.straight, o = const offset,
+        body = const rounded_chunk(chunk)
+    );
+}
+
+fn rounded_chunk(chunk: usize) -> String {
+    let part = |i: usize| {
+        let at = 4 * (4 * chunk + i);
+        let pairs: Vec<_> = (at..at + 4).map(|pair| format!("%{pair}")).collect();
+        let pairs = pairs.join(", ");
+        format!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [s{i}], {{{pairs}}};\n")
+    };
+    (0..4).map(part).collect()
+}

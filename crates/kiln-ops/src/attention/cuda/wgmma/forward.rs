@@ -76,7 +76,7 @@ struct Maps {
 
 /// Loads the rows from `row` on of a head, all chunks of its width, `rows` each.
 #[cube]
-fn load_rows(
+pub(super) fn load_rows(
     dst: u32,
     map: u64,
     bar: u32,
@@ -180,7 +180,7 @@ fn load_block(
 
 /// Says that this cube takes no more; the last one makes the counters ready for the next launch.
 #[cube]
-fn return_tickets(tickets: &mut [Atomic<u32>]) {
+pub(super) fn return_tickets(tickets: &mut [Atomic<u32>]) {
     // Whoever finds the others done finds what they took.
     gpu_asm!("fence.acq_rel.gpu;");
     let done = tickets[1].fetch_add(1u32) + 1;

@@ -1,5 +1,6 @@
 //! Attention on Hopper's tensor cores, after FlashAttention-3: wgmma fed by TMA.
 
+mod backward;
 mod block;
 mod consumer;
 mod forward;
@@ -23,6 +24,8 @@ use cubecl::prelude::*;
 use forward::attention_wgmma_kernel;
 use places::PlacesLaunch;
 use plan::{Forward, ForwardTile, Limited};
+
+pub(crate) use backward::{backward, takes_backward};
 
 /// Bytes of keys and values that the cubes go through side by side: a part of the 50 MB of cache, where results and
 /// queries pass too.
@@ -102,13 +105,7 @@ fn places(p: &Problem, o: &HeadsView, tiles: usize, total: usize) -> PlacesLaunc
     let kv_bytes = 4 * sizes.keys * sizes.width;
     let section = (CACHED / kv_bytes.max(1)).max(1) * group;
     let all_heads = sizes.batches * sizes.heads;
-    // Beyond all keys a window has no effect.
-    let window = p.mask.window.unwrap_or(0).min(1 << 30);
-    let log2_e = std::f32::consts::LOG2_E;
-    let (scale, cap) = match p.softcap {
-        Some(cap) => (2.0 * p.scale / cap * log2_e, cap * log2_e),
-        None => (p.scale * log2_e, 0.0),
-    };
+    let (scale, cap) = places::factors(p);
     PlacesLaunch::new(
         total as u32,
         tiles as u32,
@@ -118,7 +115,7 @@ fn places(p: &Problem, o: &HeadsView, tiles: usize, total: usize) -> PlacesLaunc
         group as u32,
         sizes.queries as u32,
         sizes.keys as u32,
-        window as u32,
+        places::window(p),
         p.q.first as u32,
         p.k.first as u32,
         p.v.first as u32,

@@ -1,6 +1,7 @@
 //! Which tile is whose, and which keys its queries see.
 
 use super::plan::Limited;
+use crate::attention::problem::Problem;
 use cubecl::prelude::*;
 
 /// The sizes of a launch.
@@ -27,6 +28,20 @@ pub(crate) struct Places {
     pub(crate) scale: f32,
     /// The soft-cap as an exponent of 2.
     pub(crate) cap: f32,
+}
+
+/// The window; beyond all keys it has no effect.
+pub(super) fn window(problem: &Problem) -> u32 {
+    problem.mask.window.unwrap_or(0).min(1 << 30) as u32
+}
+
+/// [`Places::scale`] and [`Places::cap`].
+pub(super) fn factors(problem: &Problem) -> (f32, f32) {
+    let log2_e = std::f32::consts::LOG2_E;
+    match problem.softcap {
+        Some(cap) => (2.0 * problem.scale / cap * log2_e, cap * log2_e),
+        None => (problem.scale * log2_e, 0.0),
+    }
 }
 
 /// A tile of queries: its first one, and where its heads are.

@@ -1,6 +1,8 @@
 //! What no public function reaches: every width and layout through the entry points, against plain loops in
 //! float64. With `KILN_TIME` set, times too.
 
+mod backward;
+
 use super::{forward, takes};
 use crate::attention::problem::{HeadsView, Mask, Problem, Sizes};
 use crate::device::Hardware;

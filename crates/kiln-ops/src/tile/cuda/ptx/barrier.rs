@@ -49,3 +49,21 @@ pub(crate) fn sync_units(id: u32, #[comptime] units: u32) {
 pub(crate) fn arrive_units(id: u32, #[comptime] units: u32) {
     gpu_asm!("bar.arrive {i}, {n};", i = in(_) id, n = const units);
 }
+
+/// Waits until another cube has made a counter `value`, and sees what it wrote before.
+#[cube]
+pub(crate) fn counter_wait(counter: u64, value: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b32 found;",
+        "WAIT: ld.acquire.gpu.global.u32 found, [{c}];",
+        "setp.eq.u32 p, found, {v};",
+        "@!p bra WAIT; }}",
+        c = in(_) counter, v = in(_) value
+    );
+}
+
+/// Makes a counter `value`, for those that wait for it, after all that this unit wrote.
+#[cube]
+pub(crate) fn counter_set(counter: u64, value: u32) {
+    gpu_asm!("st.release.gpu.global.u32 [{c}], {v};", c = in(_) counter, v = in(_) value);
+}

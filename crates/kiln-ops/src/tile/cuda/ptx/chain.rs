@@ -26,13 +26,17 @@ impl WgmmaChain {
     /// outputs.
     fn issue(&self, registers: Option<usize>, fresh: bool) -> String {
         let op = self.op;
-        let (n, float) = (op.sums(), op.float.name());
+        let given = (0..op.sums()).filter(|_| !fresh);
+        let moves: String = given.map(|i| format!("mov.f32 %{i}, %{};\n", op.held() + i)).collect();
+        moves + &self.issue_into(&list(op.sums(), |i| format!("%{i}")), registers, fresh)
+    }
+
+    /// The same into the registers `sums`.
+    fn issue_into(&self, sums: &str, registers: Option<usize>, fresh: bool) -> String {
+        let op = self.op;
+        let float = op.float.name();
         let (ta, tb) = (u32::from(op.a_transposed), u32::from(op.b_transposed));
-        let given = (0..n).filter(|_| !fresh);
-        let mut text: String =
-            given.map(|i| format!("mov.f32 %{i}, %{};\n", op.held() + i)).collect();
-        text += "wgmma.fence.sync.aligned;\n";
-        let sums = list(n, |i| format!("%{i}"));
+        let mut text = "wgmma.fence.sync.aligned;\n".to_string();
         for step in 0..self.steps {
             let (a, transposed) = match registers {
                 Some(first) => {
@@ -91,4 +95,73 @@ pub(crate) fn wgmma_chain_registers<N: Size, A: Size>(
         body = const chain.issue(Some(2 * chain.op.held()), false)
     );
     next
+}
+
+/// Sums that have registers of a name of their own through a kernel. The compiler keeps a copy of other sums where
+/// many are added to in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NamedSums {
+    pub(crate) name: &'static str,
+    pub(crate) count: usize,
+}
+
+impl NamedSums {
+    fn each(&self, text: impl Fn(usize, String) -> String) -> String {
+        (0..self.count).map(|i| text(i, format!("{}{i}", self.name))).collect()
+    }
+
+    fn issue(&self, chain: WgmmaChain, registers: Option<usize>) -> String {
+        let sums = list(self.count, |i| format!("{}{i}", self.name));
+        chain.issue_into(&sums, registers, false)
+    }
+}
+
+/// Declares them, where the kernel begins.
+#[cube]
+pub(crate) fn sums_declare(#[comptime] sums: NamedSums) {
+    gpu_asm!(".reg .f32 {name}<{count}>;", name = const sums.name, count = const sums.count);
+}
+
+/// Makes them zero.
+#[cube]
+pub(crate) fn sums_clear(#[comptime] sums: NamedSums) {
+    gpu_asm!("{body}", body = const sums.each(|_, sum| format!("mov.f32 {sum}, 0f00000000;\n")));
+}
+
+/// What they are, after the products have been waited for.
+#[cube]
+pub(crate) fn sums_read<N: Size>(#[comptime] sums: NamedSums) -> Vector<f32, N> {
+    let read: Vector<f32, N>;
+    gpu_asm!(
+        "// {o}", "{body}",
+        o = out(_) read, body = const sums.each(|i, sum| format!("mov.f32 %{i}, {sum};\n"))
+    );
+    read
+}
+
+/// Begins to add A·B, A and B in shared memory, by a warpgroup.
+#[cube]
+pub(crate) fn sums_add(a: u64, b: u64, #[comptime] sums: NamedSums, #[comptime] chain: WgmmaChain) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b64 a, b, da, db;",
+        "mov.b64 a, {a}; mov.b64 b, {b}; setp.eq.u64 p, a, a;",
+        "{body} }}",
+        a = in(_) a, b = in(_) b, body = const sums.issue(chain, None)
+    );
+}
+
+/// Begins to add A·B, A in registers, B in shared memory, by a warpgroup.
+#[cube]
+pub(crate) fn sums_add_registers<A: Size>(
+    a: Vector<u32, A>,
+    b: u64,
+    #[comptime] sums: NamedSums,
+    #[comptime] chain: WgmmaChain,
+) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b64 b, db; // {a}",
+        "mov.b64 b, {b}; setp.eq.u64 p, b, b;",
+        "{body} }}",
+        a = in(_) a, b = in(_) b, body = const sums.issue(chain, Some(0))
+    );
 }

@@ -23,11 +23,11 @@ pub(crate) fn cluster_address(addr: u32, rank: u32) -> u32 {
 /// Bytes between parts of 16 that a unit of 128 hands over.
 const HANDED: usize = 128 * 16;
 
-/// Stores the sums `%0..` from address `at` on.
-fn send(op: Wgmma) -> String {
+/// Stores the sums `%0..` from address `at` on, of this cube or of the cluster.
+fn send(op: Wgmma, within: &str) -> String {
     let store = |i: usize| {
         let sums = list(4, |e| format!("%{}", 4 * i + e));
-        format!("st.shared::cluster.v4.f32 [at+{}], {{{sums}}};\n", i * HANDED)
+        format!("st.shared::{within}.v4.f32 [at+{}], {{{sums}}};\n", i * HANDED)
     };
     (0..op.sums() / 4).map(store).collect()
 }
@@ -48,7 +48,16 @@ fn add(op: Wgmma) -> String {
 pub(crate) fn send_sums<N: Size>(sums: Vector<f32, N>, addr: u32, t: u32, #[comptime] op: Wgmma) {
     gpu_asm!(
         "{{ .reg .b32 at; // {acc}", "mov.b32 at, {a};", "{body} }}",
-        acc = in(_) sums, a = in(_) addr + t * 16, body = const send(op)
+        acc = in(_) sums, a = in(_) addr + t * 16, body = const send(op, "cluster")
+    );
+}
+
+/// The same in this cube.
+#[cube]
+pub(crate) fn hand_sums<N: Size>(sums: Vector<f32, N>, addr: u32, t: u32, #[comptime] op: Wgmma) {
+    gpu_asm!(
+        "{{ .reg .b32 at; // {acc}", "mov.b32 at, {a};", "{body} }}",
+        acc = in(_) sums, a = in(_) addr + t * 16, body = const send(op, "cta")
     );
 }
 

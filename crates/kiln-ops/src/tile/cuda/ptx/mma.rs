@@ -83,6 +83,14 @@ pub(crate) fn load_pair(addr: u32) -> Vector<f32, Const<2>> {
     pair
 }
 
+/// Two neighbouring words of shared memory.
+#[cube]
+pub(crate) fn load_words(addr: u32) -> Vector<u32, Const<2>> {
+    let pair: Vector<u32, Const<2>>;
+    gpu_asm!("ld.shared.v2.b32 {o}, [{a}];", o = out(_) pair, a = in(_) addr);
+    pair
+}
+
 /// Stores two numbers, rounded, side by side to shared memory.
 #[cube]
 pub(crate) fn store_pair(addr: u32, first: f32, second: f32, #[comptime] float: Float16) {

@@ -76,3 +76,36 @@ pub(crate) fn tma_store_wait() {
 pub(crate) fn async_proxy_fence() {
     gpu_asm!("fence.proxy.async.shared::cta;");
 }
+
+/// Copies contiguous bytes, a multiple of 16, to shared memory. Completes on `bar`.
+#[cube]
+pub(crate) fn bulk_load(dst: u32, src: u64, bar: u32, #[comptime] bytes: u32) {
+    gpu_asm!(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{s}], {n}, [{b}];",
+        d = in(_) dst, s = in(_) src, b = in(_) bar, n = const bytes
+    );
+}
+
+/// Copies contiguous bytes, a multiple of 16, from shared memory; in the group that is committed next.
+#[cube]
+pub(crate) fn bulk_store(dst: u64, src: u32, #[comptime] bytes: u32) {
+    gpu_asm!(
+        "cp.async.bulk.global.shared::cta.bulk_group [{d}], [{s}], {n};",
+        d = in(_) dst, s = in(_) src, n = const bytes
+    );
+}
+
+/// The same as [`bulk_store`], but adds f32 to what is there.
+#[cube]
+pub(crate) fn bulk_add(dst: u64, src: u32, #[comptime] bytes: u32) {
+    gpu_asm!(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{d}], [{s}], {n};",
+        d = in(_) dst, s = in(_) src, n = const bytes
+    );
+}
+
+/// Orders what this unit does to global memory itself and what it lets TMA do.
+#[cube]
+pub(crate) fn async_proxy_fence_global() {
+    gpu_asm!("fence.proxy.async.global;");
+}
