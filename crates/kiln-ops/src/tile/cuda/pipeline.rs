@@ -89,7 +89,8 @@ impl Ring {
         barrier_arrive(self.full + stage * 8);
     }
 
-    /// Waits until a stage has been filled.
+    /// Waits until a stage has been filled. The units of a warp need not go on together: what is read from the stage
+    /// each reads itself, for a shuffle finds only those that are there.
     pub(crate) fn wait(&self, stage: u32, phase: u32) {
         barrier_wait(self.full + stage * 8, phase & 1);
     }

@@ -58,7 +58,7 @@ pub(super) fn consume(
     let mut reading = Reading { k: PipelineState::start(), v: PipelineState::start() };
     let mut q_phase = 0u32;
     rings.q.wait(0u32, q_phase);
-    let mut at = plane_broadcast(shared[word], 0u32);
+    let mut at = shared[word];
     while at != NONE {
         let tile = query_tile(at, places, rows);
         let last = min(tile.first + rows, places.queries) - 1;
@@ -87,7 +87,7 @@ pub(super) fn consume(
         store::<Out>(out[0], &me, rings, &chunk_at, out_map, &tile, places, forward);
         q_phase ^= 1;
         rings.q.wait(0u32, q_phase);
-        at = plane_broadcast(shared[word], 0u32);
+        at = shared[word];
     }
     if unit == 0u32 {
         tma_store_wait();

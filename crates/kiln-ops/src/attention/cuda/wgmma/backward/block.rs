@@ -96,7 +96,7 @@ pub(super) fn step(
     let numbers = numbers + of_rows;
     let known = comptime!(4 * gradient.row_bytes());
     rings.q.wait(stage, phase);
-    let known = plane_broadcast(shared[((of_rows + known) / 4) as usize], 0u32);
+    let known = shared[((of_rows + known) / 4) as usize];
     let size!(X) = comptime!(gradient.scores().op.sums());
     let halves = comptime!(gradient.halves());
     let mut scores = Array::<Vector<f32, X>>::new(1usize);

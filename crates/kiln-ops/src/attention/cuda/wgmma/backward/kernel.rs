@@ -83,9 +83,9 @@ impl Tiles {
     ) {
         rings.tile.wait(self.at.stage, self.at.phase);
         let word = (self.at.stage * 4 + comptime!(gradient.tile_at() / 4)) as usize;
-        self.number = plane_broadcast(shared[word], 0u32);
-        self.begin = plane_broadcast(shared[word + 1], 0u32);
-        self.end = plane_broadcast(shared[word + 2], 0u32);
+        self.number = shared[word];
+        self.begin = shared[word + 1];
+        self.end = shared[word + 2];
         sync_plane();
         if UNIT_POS % 32 == 0u32 {
             rings.tile.release(self.at.stage);
