@@ -110,6 +110,8 @@ class Case:
                     return torch.ones(shape, device="cuda", dtype=own)
                 if "classes" in holds:
                     return torch.randint(holds["classes"], shape, device="cuda")
+                if "ends" in holds:
+                    return torch.linspace(0, holds["ends"], shape[0], device="cuda").long()
                 normal = holds["normal"]
                 made = torch.randn(shape, device="cuda", dtype=own)
                 return made.mul_(normal["deviation"]).add_(normal["mean"])
@@ -320,7 +322,7 @@ class Watch:
 
 def versions():
     found = {"torch": torch.__version__}
-    for name in ("triton", "liger-kernel"):
+    for name in ("triton", "liger-kernel", "flash-attn-4"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

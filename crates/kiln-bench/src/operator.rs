@@ -242,6 +242,11 @@ pub trait Operator: Sync {
         vec![]
     }
 
+    /// Whether the reference can be timed: not where what it stores fills a device.
+    fn times_reference(&self, _case: &Case) -> bool {
+        true
+    }
+
     /// Whether a call whose gradients nobody wants may run on kernels of its own, which the gate verifies too.
     fn untracked(&self) -> bool {
         false

@@ -242,13 +242,26 @@ impl Operator for Row {
     }
 
     fn shapes(&self, scale: Scale) -> Vec<Case> {
-        let [b, h, t, d] = match scale {
-            Scale::Small => [16, 4, 128, 32],
-            Scale::Train => [32, 12, 1024, 64],
-            Scale::Large => [4, 16, 4096, 128],
-            Scale::Thin => return vec![],
+        let case = |[b, h, t, d]: [usize; 4]| {
+            Case::new([&[b, h, t, d], &[b, h, t, d], &[b, h, t, d], &[0]])
         };
-        vec![Case::new([&[b, h, t, d], &[b, h, t, d], &[b, h, t, d], &[0]])]
+        match scale {
+            Scale::Small => vec![case([16, 4, 128, 32])],
+            Scale::Train => vec![case([32, 12, 1024, 64])],
+            // 16384 tokens of 2048 elements.
+            Scale::Large => (9..15)
+                .map(|log2| 1 << log2)
+                .flat_map(|t| [[16384 / t, 16, t, 128], [16384 / t, 32, t, 64]])
+                .map(case)
+                .collect(),
+            Scale::Thin => vec![],
+        }
+    }
+
+    fn times_reference(&self, case: &Case) -> bool {
+        // Several times, and for each graph that waits.
+        let (q, k) = (&case.shapes[0], &case.shapes[1]);
+        q[0] * q[1] * q[2] * k[2] <= 1 << 29
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {

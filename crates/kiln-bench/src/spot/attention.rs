@@ -3,14 +3,20 @@
 
 use super::whole::{self, Typical};
 use super::{ROWS, Spot};
-use crate::operator::Operator;
+use crate::host::Input;
+use crate::operator::{Call, Operator};
+use burn::tensor::Tensor;
 use kiln_ops::oracle::Bounded;
 use kiln_ops::oracle::attention::{Dims, Query, Rule, of_keys};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Keys of a group at which dk and dv are compared.
 const KEYS: usize = 4;
+
+/// Scores that the reference is to hold at a time: 1 GiB of f32.
+const SCORES: usize = 1 << 28;
 
 /// Checks y, or the gradients.
 ///
@@ -70,5 +76,57 @@ pub(crate) fn check<O: Operator + ?Sized>(
         spot.compare_rows(2, &places, &dv)?;
         typical = [&dq, &dk, &dv].map(|of| Typical::of(of)).into();
     }
-    whole::check(op, spot, &typical)
+    for heads in parts(d) {
+        part(op, spot, d, &heads, &typical)?;
+    }
+    Ok(())
+}
+
+/// KV heads that the reference takes at a time, counted through all batches; no part has heads of two.
+fn parts(d: Dims) -> Vec<Range<usize>> {
+    let scores = (d.heads / d.kv_heads * d.queries * d.keys).max(1);
+    let most = (SCORES / scores).clamp(1, d.kv_heads);
+    let of_batch = |batch: usize| {
+        let (first, end) = (batch * d.kv_heads, (batch + 1) * d.kv_heads);
+        (first..end).step_by(most).map(move |head| head..end.min(head + most))
+    };
+    (0..d.batch).flat_map(of_batch).collect()
+}
+
+/// Checks all blocks of some KV heads and their query heads.
+fn part<O: Operator + ?Sized>(
+    op: &O,
+    spot: &Spot<'_>,
+    d: Dims,
+    heads: &Range<usize>,
+    typical: &[Typical],
+) -> Result<(), String> {
+    let group = d.heads / d.kv_heads;
+    let of_queries = (group, d.queries);
+    let of = |input: usize| if input == 0 { of_queries } else { (1, d.keys) };
+    let rows = |(heads_of, length): (usize, usize)| {
+        (heads.start * heads_of * length, heads.len() * heads_of * length)
+    };
+    let inputs = spot.call.inputs.iter().enumerate().map(|(i, input)| match input {
+        Input::Float { rows: all, .. } => {
+            let ((first, count), (heads_of, length)) = (rows(of(i)), of(i));
+            let mut input = Input::of(all.clone().narrow(0, first, count));
+            if let Input::Float { shape, .. } = &mut input {
+                *shape = vec![1, heads.len() * heads_of, length, d.width];
+            }
+            input
+        }
+        integers => integers.clone(),
+    });
+    let inputs: Vec<Input> = inputs.collect();
+    let flat = |of: &Tensor<1>, (first, count): (usize, usize)| {
+        of.clone().narrow(0, first * d.width, count * d.width)
+    };
+    let cotangents: Vec<_> =
+        spot.cotangents.iter().map(|dy| flat(dy, rows(of_queries))).collect();
+    let results = spot.results.iter().enumerate().map(|(i, x)| flat(x, rows(of(i))));
+    let results: Vec<_> = results.collect();
+    let call = Call { inputs: &inputs, attributes: spot.call.attributes };
+    let part = Spot::new(spot.spec, call, &cotangents, &results, spot.rounding)?;
+    whole::check(op, &part, typical).map_err(|what| format!("{what}, of KV heads {heads:?}"))
 }

@@ -48,6 +48,13 @@ fn gradient<E: Float, N: Size>(
     Vector::cast_from(d)
 }
 
+/// Vectors from one row to the next.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Strides {
+    logits: usize,
+    dlogits: usize,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<E: Float, I: Int, N: Size>(
     logits: &[Vector<E, N>],
@@ -58,7 +65,7 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
     dlogits: &mut [Vector<E, N>],
     rows: usize,
     vectors: usize,
-    stride: usize,
+    strides: Strides,
     ignore_index: InputScalar,
     classes: InputScalar,
     label_smoothing: f32,
@@ -71,8 +78,8 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
     let row = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
     if row < rows {
         let target = targets[row];
-        let base = row * stride;
-        let out = row * vectors;
+        let base = row * strides.logits;
+        let out = row * strides.dlogits;
         let size = N::value();
         if target != ignore_index.get::<I>() {
             let factor = dloss[0] * scale[0];
@@ -138,24 +145,30 @@ pub struct Backward<B: Backend> {
     pub options: CrossEntropyOptions,
 }
 
-/// The gradient of the logits, contiguous.
+/// The gradient of the logits: contiguous, unless the rows of the logits are apart, as products leave them so that
+/// others can read them.
 pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
     let Backward { op, dloss, logits, targets, lse, scale, options } = request;
-    // Every element is read and written by one unit: over the logits where nobody needs them again.
-    let dlogits = if launch::reusable(&logits) {
-        logits.clone()
-    } else {
-        launch::output(&logits, op, "grad.logits", logits.meta.shape().clone(), logits.dtype)
-    };
     let (logits, targets) = (Rows::new(logits), Rows::new(targets));
+    // Every element is read and written by one unit: over the logits where nobody needs them again.
+    let dlogits = if logits.reusable() {
+        logits.tensor.clone()
+    } else {
+        let (shape, dtype) = (logits.tensor.meta.shape().clone(), logits.tensor.dtype);
+        let apart = logits.stride > logits.width;
+        let output = if apart { launch::output_aligned } else { launch::output };
+        output(&logits.tensor, op, "grad.logits", shape, dtype)
+    };
+    let out = Rows::new(dlogits.clone());
     let client = logits.tensor.client.clone();
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
-    let size = launch::vector_size(&client, dtypes[0], &[&logits]);
+    let size = launch::vector_size(&client, dtypes[0], &[&logits, &out]);
     let vectors = logits.width / size;
     let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
     let address = launch::address_type(&[&logits.tensor, &dlogits]);
     launch::plans::note("cross_entropy backward", &(&plan, size, address), &[]);
-    // SAFETY: as forward; rows of dlogits are `vectors` apart.
+    let strides = StridesLaunch::new(logits.stride / size, out.stride / size);
+    // SAFETY: as forward.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,
@@ -168,10 +181,10 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
             lse.into_buffer_arg(),
             dloss.into_buffer_arg(),
             scale.into_buffer_arg(),
-            dlogits.clone().into_buffer_arg(),
+            out.tensor.into_buffer_arg(),
             logits.rows,
             vectors,
-            logits.stride / size,
+            strides,
             scalar(options.ignore_index, dtypes[1]),
             scalar(logits.width as i64, dtypes[1]),
             options.label_smoothing as f32,

@@ -35,6 +35,12 @@ impl Rows {
         Self { rows, width, stride: stride.unwrap_or(width), tensor }
     }
 
+    /// Whether a result may take their memory, [as that of a tensor](reusable).
+    pub(crate) fn reusable(&self) -> bool {
+        let apart = self.rows <= 1 || self.stride >= self.width;
+        apart && takeable(&self.tensor)
+    }
+
     /// Whether every row can be read in vectors of `size` elements.
     fn fits(&self, size: usize) -> bool {
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
@@ -143,10 +149,11 @@ fn pitched(shape: &Shape, pitch: usize) -> Metadata {
 /// Whether a result may take this tensor's memory: nobody else holds it. wgpu refuses a buffer that is
 /// read and written in one launch, and an audit wants outputs of its own.
 pub(crate) fn reusable(tensor: &CubeTensor) -> bool {
-    Hardware::of(&tensor.client).ptx
-        && tensor.is_contiguous()
-        && tensor.can_mut()
-        && !audit::running()
+    tensor.is_contiguous() && takeable(tensor)
+}
+
+fn takeable(tensor: &CubeTensor) -> bool {
+    Hardware::of(&tensor.client).ptx && tensor.can_mut() && !audit::running()
 }
 
 /// Stands in for an output that this launch does not write.
