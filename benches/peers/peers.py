@@ -332,7 +332,10 @@ def versions():
 
 def measure(ops, args):
     """The rows of a run."""
+    wanted = [shape.replace("x", "×") for shape in args.case or ()]
     for case in (case for op in ops for case in cases(op, args.shapes, args.dtype)):
+        if wanted and case.shape not in wanted:
+            continue
         for work in case.work:
             which, nbytes, flops = work["pass"], work["bytes"][args.dtype], work["flops"]
             if args.only not in (None, which):
@@ -360,6 +363,7 @@ def main(ops):
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=("small", "train", "large", "thin"), default="train")
+    parser.add_argument("--case", action="append", metavar="SHAPE", help="this shape alone")
     parser.add_argument("--pass", dest="only", choices=PASSES, help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")

@@ -56,10 +56,20 @@ pub struct Plan {
     pub rounds: usize,
     /// Which family of product kernels; none: the one that would run.
     pub family: Option<&'static str>,
+    /// Only these of them, as [`Case`] is written; all if none is named.
+    pub only: Vec<String>,
     /// Only this pass.
     pub pass: Option<Pass>,
     /// The folder of the files that the numbers come from; none: they are made on the device.
     pub data: Option<PathBuf>,
+}
+
+impl Plan {
+    /// What is timed of an operator.
+    pub fn cases(&self, op: &dyn Operator) -> Vec<Case> {
+        let named = |case: &Case| self.only.is_empty() || self.only.contains(&case.to_string());
+        op.shapes(self.scale).into_iter().filter(named).collect()
+    }
 }
 
 /// The passes of a case that are timed, and what each cannot avoid. Both passes together are to move and to do
@@ -89,7 +99,8 @@ pub fn bench(
     note: &mut dyn FnMut(&str),
 ) -> Result<(), String> {
     let name = op.spec().name;
-    if op.shapes(plan.scale).is_empty() {
+    let cases = plan.cases(op);
+    if cases.is_empty() {
         return Ok(());
     }
     let options = gate::Options { family: plan.family, ..gate::Options::default() };
@@ -106,7 +117,7 @@ pub fn bench(
         implementations.push(Implementation::Fused);
     }
     implementations.push(Implementation::Reference);
-    for case in op.shapes(plan.scale) {
+    for case in cases {
         note(&format!("{name} {case}"));
         let timed = |of: &&Implementation| {
             **of != Implementation::Reference || op.times_reference(&case)

@@ -117,6 +117,7 @@ fn a_call_that_is_wrong_gets_no_time() {
     let right = registry::find("matmul").unwrap();
     let plan = Plan {
         scale: Scale::Small,
+        only: vec![],
         dtype: DType::F32,
         rounds: 1,
         family: None,

@@ -23,6 +23,9 @@ pub struct Args {
     /// Sizes to time.
     #[arg(long, value_enum, default_value_t = Shapes::Train)]
     shapes: Shapes,
+    /// Only this shape of theirs, such as 4x16x4096x128; may be given several times.
+    #[arg(long = "case", value_name = "SHAPE")]
+    only: Vec<String>,
     /// Only this pass; both is the forward and the backward together.
     #[arg(long, value_enum)]
     pass: Option<OnePass>,
@@ -50,7 +53,7 @@ pub struct Args {
     markdown: bool,
     /// Climb the ladder of tril_matmul instead: kernels from naive to tensor cores and two that cheat,
     /// each with what convicts it.
-    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "pass", "rounds", "data"])]
+    #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "only", "pass", "rounds", "data"])]
     ladder: bool,
     /// Side of the ladder's matrices; 4096 on CUDA and 256 elsewhere if none is given.
     #[arg(long, requires = "ladder")]
@@ -117,6 +120,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let scale = args.shapes.to_possible_value().expect("no variant is skipped");
         bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
     }
+    let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
+    let shapes: Vec<_> = ops.iter().flat_map(|op| op.shapes(scale)).map(|c| c.to_string()).collect();
+    if let Some(unknown) = only.iter().find(|shape| !shapes.contains(shape)) {
+        bail!("--case {unknown}: what is timed is {}", shapes.join("; "));
+    }
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());
     }
@@ -144,7 +152,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         OnePass::Both => Pass::Both,
     });
     let (rounds, family, data) = (args.rounds as usize, args.tiles, args.data);
-    let plan = Plan { scale, dtype, rounds, family, pass, data };
+    let plan = Plan { scale, dtype, rounds, family, only, pass, data };
     let mut run = Run::new(&opened.device, command());
     let watch = Watch::begin(&opened.device);
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
@@ -153,8 +161,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for op in ops {
         match bench::bench(op, &plan, &opened.device, &mut run, &mut |line| eprintln!("{line}")) {
             Ok(()) => {
-                let measured = op
-                    .shapes(scale)
+                let measured = plan
+                    .cases(op)
                     .into_iter()
                     .filter_map(|c| run.measured(op, &c, dtype, &opened.device));
                 table.0.extend(measured);
