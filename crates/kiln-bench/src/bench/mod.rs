@@ -119,9 +119,8 @@ pub fn bench(
     implementations.push(Implementation::Reference);
     for case in cases {
         note(&format!("{name} {case}"));
-        let timed = |of: &&Implementation| {
-            **of != Implementation::Reference || op.times_reference(&case)
-        };
+        let timed =
+            |of: &&Implementation| **of != Implementation::Reference || op.times_reference(&case);
         let timed: Vec<_> = implementations.iter().filter(timed).copied().collect();
         gate::on_family(plan.family, || rows(op, &case, &timed, plan, device, run))?;
     }

@@ -128,8 +128,7 @@ fn part<O: Operator + ?Sized>(
     let flat = |of: &Tensor<1>, (first, count): (usize, usize)| {
         of.clone().narrow(0, first * d.width, count * d.width)
     };
-    let cotangents: Vec<_> =
-        spot.cotangents.iter().map(|dy| flat(dy, rows(of_queries))).collect();
+    let cotangents: Vec<_> = spot.cotangents.iter().map(|dy| flat(dy, rows(of_queries))).collect();
     let results = spot.results.iter().enumerate().map(|(i, x)| flat(x, rows(of(i))));
     let results: Vec<_> = results.collect();
     let call = Call { inputs: &inputs, attributes: spot.call.attributes };

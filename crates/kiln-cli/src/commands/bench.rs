@@ -121,7 +121,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
     }
     let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
-    let shapes: Vec<_> = ops.iter().flat_map(|op| op.shapes(scale)).map(|c| c.to_string()).collect();
+    let shapes: Vec<_> =
+        ops.iter().flat_map(|op| op.shapes(scale)).map(|c| c.to_string()).collect();
     if let Some(unknown) = only.iter().find(|shape| !shapes.contains(shape)) {
         bail!("--case {unknown}: what is timed is {}", shapes.join("; "));
     }

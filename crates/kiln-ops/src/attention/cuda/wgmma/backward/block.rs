@@ -1,5 +1,8 @@
 //! A block of queries, by a warpgroup.
 
+// A product is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
 use super::consumer::{BOTH, READ, hand_over};
 use super::kernel::Rings;
 use super::places::GradientPlaces;
@@ -181,7 +184,8 @@ fn write_queries(
             rings.others.wait(0u32, reading.others.phase);
             dq[0] = add_sent::<Const<32>>(dq[0], others, me.unit, op);
             sync_plane();
-            if me.unit % 32 == 0u32 {
+            let lane = me.unit % 32;
+            if lane == 0u32 {
                 rings.others.release(0u32);
             }
             reading.others.advance(1u32);

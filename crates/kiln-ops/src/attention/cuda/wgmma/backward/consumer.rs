@@ -119,7 +119,8 @@ fn write_tile<O: Size>(
 pub(super) fn hand_over(rings: &Rings) {
     async_proxy_fence();
     sync_plane();
-    if UNIT_POS % 32 == 0u32 {
+    let lane = UNIT_POS % 32;
+    if lane == 0u32 {
         rings.out.arrive(0u32);
     }
 }

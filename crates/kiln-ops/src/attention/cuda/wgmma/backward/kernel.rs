@@ -5,6 +5,9 @@
 //! blocks, a ring each; one the numbers of their rows; one stores. Two warpgroups, which take over their registers,
 //! multiply 64 keys each.
 
+// A product is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
 use super::consumer::consume;
 use super::places::{GradientPlaces, KeyTile, blocks_of, key_tile};
 use super::plan::{Gradient, KEYS, STAGES};
@@ -87,7 +90,8 @@ impl Tiles {
         self.begin = shared[word + 1];
         self.end = shared[word + 2];
         sync_plane();
-        if UNIT_POS % 32 == 0u32 {
+        let lane = UNIT_POS % 32;
+        if lane == 0u32 {
             rings.tile.release(self.at.stage);
         }
         self.at.advance(STAGES);

@@ -3,6 +3,9 @@
 //! The tiles of keys that a block of queries sees add to its dQ from the last to the first. Tiles are handed out in
 //! the same order, so that a tile only ever waits for tiles that others began with before.
 
+// A product is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
 use super::plan::{Gradient, KEYS};
 use crate::attention::cuda::wgmma::places::{Places, limits};
 use cubecl::prelude::*;

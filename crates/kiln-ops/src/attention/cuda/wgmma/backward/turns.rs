@@ -26,7 +26,8 @@ pub(super) fn take_turns(
     more: &GradientPlaces,
     #[comptime] gradient: Gradient,
 ) {
-    let one = UNIT_POS % 32 == 0u32;
+    let lane = UNIT_POS % 32;
+    let one = lane == 0u32;
     let mut out = PipelineState::start();
     let mut others = PipelineState::start();
     let mut tiles = Tiles::start(shared, rings, gradient);

@@ -12,10 +12,10 @@ use cubecl::prelude::*;
 pub(super) type Sums = Vector<f32, Const<32>>;
 pub(super) type Pairs = Vector<u32, Const<16>>;
 
-/// Makes weights 2^(score − log-sum-exp) of a unit's scores of 64 queries, one half or the other, and returns them rounded in pairs, as the left operand
-/// of a product over the queries. What remains in the place of the scores is the factor of their gradients: the
-/// weights, with a soft-cap times its slope. `key` is the unit's first key, at `numbers` are those of its first
-/// column.
+/// Makes weights 2^(score − log-sum-exp) of a unit's scores of 64 queries, one half or the other, and returns them
+/// rounded in pairs, as the left operand of a product over the queries. What remains in the place of the scores is
+/// the factor of their gradients: the weights, with a soft-cap times its slope. `key` is the unit's first key, at
+/// `numbers` are those of its first column.
 #[cube]
 pub(super) fn weigh<X: Size>(
     scores: &mut Array<Vector<f32, X>>,
