@@ -58,13 +58,16 @@ struct Strides {
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<E: Float, I: Int, N: Size>(
     logits: &[Vector<E, N>],
+    elements: &[E],
     targets: &[I],
     lse: &[f32],
     dloss: &[f32],
     scale: &[f32],
     dlogits: &mut [Vector<E, N>],
+    delements: &mut [E],
     rows: usize,
     vectors: usize,
+    more: usize,
     strides: Strides,
     ignore_index: InputScalar,
     classes: InputScalar,
@@ -83,7 +86,7 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
         let size = N::value();
         if target != ignore_index.get::<I>() {
             let factor = dloss[0] * scale[0];
-            let width = f32::cast_from((vectors * size) as u32);
+            let width = f32::cast_from((vectors * size + more) as u32);
             let log_sum_exp = lse[row];
             let mut state = RowState {
                 shift: log_sum_exp * unit_of_shifts(plan.ptx),
@@ -93,8 +96,10 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
                 vector: vectors,
                 place: 0usize,
             };
+            // One past the last, unless it is one of them.
+            let mut class = vectors * size + more;
             if target >= I::new(0) && target < classes.get::<I>() {
-                let class = usize::cast_from(target);
+                class = usize::cast_from(target);
                 state.vector = class / size;
                 state.place = class % size;
             }
@@ -116,10 +121,24 @@ fn backward_kernel<E: Float, I: Int, N: Size>(
             for i in range_stepped(groups * span + unit, vectors, units) {
                 dlogits[out + i] = gradient::<E, N>(logits[base + i], i, &state, plan);
             }
+            if comptime!(plan.more) {
+                state.vector = class;
+                state.place = 0usize;
+                for i in range_stepped(vectors * size + unit, vectors * size + more, units) {
+                    let x = Vector::<E, Const<1>>::new(elements[base * size + i]);
+                    let d = gradient::<E, Const<1>>(x, i, &state, plan);
+                    delements[out * size + i] = d.extract(0usize);
+                }
+            }
         } else {
             // Whatever stands in the row, infinities included.
             for i in range_stepped(unit, vectors, units) {
                 dlogits[out + i] = Vector::new(E::new(0.0));
+            }
+            if comptime!(plan.more) {
+                for i in range_stepped(vectors * size + unit, vectors * size + more, units) {
+                    delements[out * size + i] = E::new(0.0);
+                }
             }
         }
     }
@@ -162,9 +181,10 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
     let out = Rows::new(dlogits.clone());
     let client = logits.tensor.client.clone();
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
-    let size = launch::vector_size(&client, dtypes[0], &[&logits, &out]);
+    let size = launch::vector_size_and_more(&client, dtypes[0], &[&logits, &out]);
     let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
+    let plan = Plan::new(&client, &logits, size, &options);
+    let [elements, delements] = [&logits, &out].map(|of| plan.elements(&of.tensor));
     let address = launch::address_type(&[&logits.tensor, &dlogits]);
     launch::plans::note("cross_entropy backward", &(&plan, size, address), &[]);
     let strides = StridesLaunch::new(logits.stride / size, out.stride / size);
@@ -177,13 +197,16 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
             address,
             size,
             logits.tensor.into_buffer_arg(),
+            elements.into_buffer_arg(),
             targets.tensor.into_buffer_arg(),
             lse.into_buffer_arg(),
             dloss.into_buffer_arg(),
             scale.into_buffer_arg(),
             out.tensor.into_buffer_arg(),
+            delements.into_buffer_arg(),
             logits.rows,
             vectors,
+            logits.width % size,
             strides,
             scalar(options.ignore_index, dtypes[1]),
             scalar(logits.width as i64, dtypes[1]),

@@ -38,24 +38,34 @@ pub(super) struct Plan {
     pub(super) ptx: bool,
     /// Labels are smoothed: the forward needs the mean logit.
     smoothing: bool,
+    /// Rows have elements behind their last vector.
+    pub(super) more: bool,
 }
 
 impl Plan {
-    /// For rows of `vectors` vectors of `bytes` bytes.
+    /// For such rows in vectors of `size` elements.
     pub(super) fn new(
         client: &Client,
-        vectors: usize,
-        bytes: usize,
+        logits: &Rows,
+        size: usize,
         options: &CrossEntropyOptions,
     ) -> Self {
-        let chunks = (BYTES / bytes).min(LOADS);
+        let vectors = logits.width / size;
+        let chunks = (BYTES / (size * logits.tensor.dtype.size())).min(LOADS);
         let share = chunks.max(vectors.div_ceil(UNITS));
         Self {
             row: RowPlan::new(client, vectors, share, 0, |_| 128).row,
             chunks,
             ptx: has_ptx(client),
             smoothing: options.label_smoothing > 0.0,
+            more: !logits.width.is_multiple_of(size),
         }
+    }
+
+    /// A tensor as the argument for the elements behind the last vectors.
+    pub(super) fn elements(&self, tensor: &CubeTensor) -> CubeTensor {
+        // wgpu refuses memory that is two arguments.
+        if self.ptx { tensor.clone() } else { launch::unused(tensor, tensor.dtype) }
     }
 
     pub(super) fn cubes(&self, rows: usize) -> usize {
@@ -102,14 +112,40 @@ fn take<E: Float, N: Size>(
     *total = logits;
 }
 
+/// Takes one logit in.
+#[cube]
+fn take_one<N: Size>(
+    x: f32,
+    shift: &mut f32,
+    sum: &mut Vector<f32, N>,
+    total: &mut Vector<f32, N>,
+    #[comptime] plan: Plan,
+) {
+    let (mut exponentials, mut logits) = (*sum, *total);
+    let peak = x * unit_of_shifts(plan.ptx);
+    if peak > *shift {
+        exponentials *= Vector::new(factor(*shift - peak, plan.ptx));
+        *shift = peak;
+    }
+    let one = exponential::<N>(Vector::new(x), *shift, plan.ptx).extract(0usize);
+    exponentials.insert(0usize, exponentials.extract(0usize) + one);
+    if comptime!(plan.smoothing) {
+        logits.insert(0usize, logits.extract(0usize) + x);
+    }
+    *sum = exponentials;
+    *total = logits;
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<E: Float, I: Int, N: Size>(
     logits: &[Vector<E, N>],
+    elements: &[E],
     targets: &[I],
     losses: &mut [f32],
     lse: &mut [f32],
     rows: usize,
     vectors: usize,
+    more: usize,
     stride: usize,
     ignore_index: InputScalar,
     classes: InputScalar,
@@ -138,11 +174,15 @@ fn forward_kernel<E: Float, I: Int, N: Size>(
     if counts {
         if unit == 0 && valid {
             let class = usize::cast_from(target);
-            let vector = Vector::<f32, N>::cast_from(logits[base + class / size]);
-            #[unroll]
-            for i in 0..size {
-                if class % size == i {
-                    chosen = vector.extract(i);
+            if comptime!(plan.more) {
+                chosen = f32::cast_from(elements[base * size + class]);
+            } else {
+                let vector = Vector::<f32, N>::cast_from(logits[base + class / size]);
+                #[unroll]
+                for i in 0..size {
+                    if class % size == i {
+                        chosen = vector.extract(i);
+                    }
                 }
             }
         }
@@ -160,6 +200,12 @@ fn forward_kernel<E: Float, I: Int, N: Size>(
         for i in range_stepped(groups * span + unit, vectors, units) {
             held[0] = logits[base + i];
             take::<E, N>(&held, &mut shift, &mut sum, &mut total, 1usize, plan);
+        }
+        if comptime!(plan.more) {
+            for i in range_stepped(unit, more, units) {
+                let x = f32::cast_from(elements[(base + vectors) * size + i]);
+                take_one::<N>(x, &mut shift, &mut sum, &mut total, plan);
+            }
         }
     }
 
@@ -188,7 +234,7 @@ fn forward_kernel<E: Float, I: Int, N: Size>(
             // Relative to the largest logit, so that a common offset of all does not cancel.
             loss = log - fma(chosen, e, -largest) / e;
             if comptime!(plan.smoothing) {
-                let width = f32::cast_from((vectors * size) as u32);
+                let width = f32::cast_from((vectors * size + more) as u32);
                 let mean = log - (sums[1] / width - largest / e);
                 loss += label_smoothing * (mean - loss);
             }
@@ -293,9 +339,10 @@ pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor,
     let (logits, targets) = (Rows::new(logits), Rows::new(targets));
     let client = logits.tensor.client.clone();
     let dtypes = [logits.tensor.dtype, targets.tensor.dtype];
-    let size = launch::vector_size(&client, dtypes[0], &[&logits]);
+    let size = launch::vector_size_and_more(&client, dtypes[0], &[&logits]);
     let vectors = logits.width / size;
-    let plan = Plan::new(&client, vectors, size * dtypes[0].size(), &options);
+    let plan = Plan::new(&client, &logits, size, &options);
+    let elements = plan.elements(&logits.tensor);
     let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
     let address = launch::address_type(&[&logits.tensor]);
     launch::plans::note("cross_entropy forward", &(&plan, size, address), &[]);
@@ -314,11 +361,13 @@ pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor,
             address,
             size,
             logits.tensor.into_buffer_arg(),
+            elements.into_buffer_arg(),
             targets.tensor.clone().into_buffer_arg(),
             losses.clone().into_buffer_arg(),
             lse.clone().into_buffer_arg(),
             rows,
             vectors,
+            logits.width % size,
             logits.stride / size,
             scalar(options.ignore_index, dtypes[1]),
             scalar(logits.width as i64, dtypes[1]),

@@ -43,9 +43,13 @@ impl Rows {
 
     /// Whether every row can be read in vectors of `size` elements.
     fn fits(&self, size: usize) -> bool {
+        self.width.is_multiple_of(size) && self.begins(size)
+    }
+
+    /// Whether every row begins where a vector of `size` elements may, however it ends.
+    fn begins(&self, size: usize) -> bool {
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
-        self.width.is_multiple_of(size)
-            && (self.rows <= 1 || self.stride.is_multiple_of(size))
+        (self.rows <= 1 || self.stride.is_multiple_of(size))
             && offset.is_multiple_of(size * self.tensor.dtype.size())
     }
 }
@@ -77,10 +81,22 @@ pub fn view_alignment(device: &Device) -> Option<usize> {
 
 /// The widest vector, up to 16 bytes of `dtype`, in which all of them can be read.
 pub(crate) fn vector_size(client: &Client, dtype: DType, tensors: &[&Rows]) -> usize {
+    widest(client, dtype, |size| tensors.iter().all(|t| t.fits(size)))
+}
+
+/// The same where a row may have a few elements behind its last vector, which are accessed one by one: through a
+/// second argument that is the same memory, which wgpu refuses.
+pub(crate) fn vector_size_and_more(client: &Client, dtype: DType, tensors: &[&Rows]) -> usize {
+    if !Hardware::of(client).ptx {
+        return vector_size(client, dtype, tensors);
+    }
+    widest(client, dtype, |size| tensors.iter().all(|t| t.begins(size)))
+}
+
+fn widest(client: &Client, dtype: DType, takes: impl Fn(usize) -> bool) -> usize {
     client
         .io_optimized_vector_sizes(dtype.size())
-        .filter(|size| size * dtype.size() <= 16)
-        .filter(|size| tensors.iter().all(|t| t.fits(*size)))
+        .filter(|size| size * dtype.size() <= 16 && takes(*size))
         .max()
         .unwrap_or(1)
 }
