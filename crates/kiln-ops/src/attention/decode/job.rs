@@ -92,6 +92,11 @@ impl Found {
     pub(super) fn lines(&self) -> usize {
         self.slots * self.rows
     }
+
+    /// Units that write a row: as few as keep all busy, but those of a plane.
+    fn across(&self) -> usize {
+        (self.units / self.rows.next_power_of_two()).max(32)
+    }
 }
 
 /// Writes what the planes have found as one.
@@ -109,35 +114,44 @@ pub(super) fn write_found<W: Float, M: Size>(
     #[comptime] ptx: bool,
 ) {
     let (slots, rows) = comptime!((found.slots, found.rows));
-    for place in range_stepped(UNIT_POS as usize, rows * of.width, found.units) {
-        let (i, column) = (place / of.width, place % of.width);
+    let (across, down) = comptime!((found.across(), found.units / found.across()));
+    let unit = UNIT_POS as usize;
+    for i in range_stepped(unit / across, rows, down) {
         if job.writes && job.row(i, rows) < job.together {
             let mut most = f32::new(LOWEST);
             #[unroll]
             for slot in 0..slots {
                 most = max(most, largest[slot * rows + i]);
             }
+            let mut weights = Array::<f32>::new(slots);
             let mut total = f32::new(0.0);
-            let mut sum = f32::new(0.0);
             #[unroll]
             for slot in 0..slots {
-                let at = slot * rows + i;
-                let weight = factor(largest[at] - most, ptx);
-                total += totals[at] * weight;
-                sum += sums[at * comptime!(found.pitch) + column] * weight;
+                let weight = factor(largest[slot * rows + i] - most, ptx);
+                total += totals[slot * rows + i] * weight;
+                weights[slot] = weight;
             }
             let (head, query) = job.query(i, of, rows);
             let at =
                 out.head(job.batch, head) + query * out.row_stride + job.part * by.part_stride;
-            if comptime!(found.direct) {
-                sum = select(total == 0.0f32, f32::new(0.0), sum / total);
-            } else if column == 0 {
+            if comptime!(!found.direct) && unit % across == 0 {
                 let line = (job.batch * of.heads + head) * of.queries + query;
                 let lines = of.batches * of.heads * of.queries;
                 statistics[2 * (job.part * lines + line)] = most;
                 statistics[2 * (job.part * lines + line) + 1] = total;
             }
-            out.elements[at + column] = Vector::<W, M>::new(W::cast_from(sum));
+            for column in range_stepped(unit % across, of.width, across) {
+                let mut sum = f32::new(0.0);
+                #[unroll]
+                for slot in 0..slots {
+                    let place = (slot * rows + i) * comptime!(found.pitch) + column;
+                    sum += sums[place] * weights[slot];
+                }
+                if comptime!(found.direct) {
+                    sum = select(total == 0.0f32, f32::new(0.0), sum / total);
+                }
+                out.elements[at + column] = Vector::<W, M>::new(W::cast_from(sum));
+            }
         }
     }
 }

@@ -347,9 +347,9 @@ pub(super) fn decode_mma_kernel<E: Float, W: Float, N: Size, M: Size>(
 
     let job = Job::new(&of, &by, documents, rules);
     let (lane, warp) = (UNIT_POS % 32, plane_broadcast(UNIT_POS / 32, 0u32));
-    let last = u32::cast_from(job.to) - 1;
-    let key_rows = Rows::new::<E, N>(k, job.rows::<E, N>(k), lane % 4, last);
-    let value_rows = Rows::new::<E, N>(v, job.rows::<E, N>(v), lane / 4, last);
+    let end = u32::cast_from(job.to);
+    let key_rows = Rows::new::<E, N>(k, job.rows::<E, N>(k), lane % 4, end - 1);
+    let value_rows = Rows::new::<E, N>(v, job.rows::<E, N>(v), lane / 4, end - 1);
     let from = u32::cast_from(job.from) + warp * block;
     let mut keys = Array::<Vector<u32, Const<4>>>::new(comptime!(plan.held()));
     let mut values = Array::<Vector<u32, Const<4>>>::new(comptime!(plan.held()));
@@ -375,12 +375,17 @@ pub(super) fn decode_mma_kernel<E: Float, W: Float, N: Size, M: Size>(
     sync_cube();
 
     let round = comptime!(WARPS as u32 * block);
-    for first in range_stepped(from, u32::cast_from(job.to), round) {
+    for first in range_stepped(from, end, round) {
         let mut scores = multiply(&queries, &keys, plan);
-        load_keys(&mut keys, &key_rows, first + round, plan);
+        let next = first + round;
+        if next < end {
+            load_keys(&mut keys, &key_rows, next, plan);
+        }
         let weights = weigh(&mut scores, &mut running, &spans, first, &of, plan, rules);
         add_values(&mut running, &weights, &values, plan);
-        load_values(&mut values, &value_rows, first + round, plan);
+        if next < end {
+            load_values(&mut values, &value_rows, next, plan);
+        }
     }
 
     leave(&running, warp as usize, &mut sums, &mut largest, &mut totals, plan);
