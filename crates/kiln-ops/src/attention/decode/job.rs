@@ -132,8 +132,7 @@ pub(super) fn write_found<W: Float, M: Size>(
                 weights[slot] = weight;
             }
             let (head, query) = job.query(i, of, rows);
-            let at =
-                out.head(job.batch, head) + query * out.row_stride + job.part * by.part_stride;
+            let at = out.head(job.batch, head) + query * out.row_stride + job.part * by.part_stride;
             if comptime!(!found.direct) && unit % across == 0 {
                 let line = (job.batch * of.heads + head) * of.queries + query;
                 let lines = of.batches * of.heads * of.queries;

@@ -123,7 +123,8 @@ impl Plan {
         };
         plan.rows = share((1..=most_rows).rev().find(fits).unwrap_or(1));
         let mut plan = plan.in_flight();
-        let work = Work::new(client, sizes, keys, plan.rows, plan.round(), CUBES_OF_A_MULTIPROCESSOR);
+        let work =
+            Work::new(client, sizes, keys, plan.rows, plan.round(), CUBES_OF_A_MULTIPROCESSOR);
         plan.direct = work.direct;
         (plan, work)
     }

@@ -283,8 +283,7 @@ fn add_values(
                 let right = comptime!((e * plan.sixteens + j) * 2);
                 let (low, high) = (weights[right], weights[comptime!(right + 1)]);
                 let to = comptime!(e * steps + step);
-                running.sums[to] =
-                    mma_16x8x16(left[0], low, high, running.sums[to], plan.float);
+                running.sums[to] = mma_16x8x16(left[0], low, high, running.sums[to], plan.float);
             }
         }
     }

@@ -82,8 +82,7 @@ impl Plan {
             direct: false,
         };
         let round = WARPS * plan.block();
-        let work =
-            Work::new(client, sizes, keys, plan.rows(), round, CUBES_OF_A_MULTIPROCESSOR);
+        let work = Work::new(client, sizes, keys, plan.rows(), round, CUBES_OF_A_MULTIPROCESSOR);
         plan.direct = work.direct;
         takes.then_some((plan, work))
     }
