@@ -115,8 +115,8 @@ pub(super) fn write_found<W: Float, M: Size>(
 ) {
     let (slots, rows) = comptime!((found.slots, found.rows));
     let (across, down) = comptime!((found.across(), found.units / found.across()));
-    let unit = UNIT_POS as usize;
-    for i in range_stepped(unit / across, rows, down) {
+    let (own, first) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
+    for i in range_stepped(own, rows, down) {
         if job.writes && job.row(i, rows) < job.together {
             let mut most = f32::new(LOWEST);
             #[unroll]
@@ -133,13 +133,13 @@ pub(super) fn write_found<W: Float, M: Size>(
             }
             let (head, query) = job.query(i, of, rows);
             let at = out.head(job.batch, head) + query * out.row_stride + job.part * by.part_stride;
-            if comptime!(!found.direct) && unit % across == 0 {
+            if comptime!(!found.direct) && first == 0 {
                 let line = (job.batch * of.heads + head) * of.queries + query;
                 let lines = of.batches * of.heads * of.queries;
                 statistics[2 * (job.part * lines + line)] = most;
                 statistics[2 * (job.part * lines + line) + 1] = total;
             }
-            for column in range_stepped(unit % across, of.width, across) {
+            for column in range_stepped(first, of.width, across) {
                 let mut sum = f32::new(0.0);
                 #[unroll]
                 for slot in 0..slots {

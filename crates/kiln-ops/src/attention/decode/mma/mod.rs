@@ -52,39 +52,42 @@ pub(super) struct Plan {
     /// All queries of a head see the same keys: there is one.
     single: bool,
     /// A cube sees all keys: its results are those of the call.
-    pub(super) direct: bool,
+    direct: bool,
+}
+
+/// Eights of queries that a warp has registers for beside keys and values, for heads of this width.
+fn most_eights(width: usize) -> Option<usize> {
+    match width {
+        64 | 128 => Some(4),
+        192 => Some(2),
+        256 => Some(1),
+        _ => None,
+    }
 }
 
 impl Plan {
     /// With the work, for `keys` keys that somebody sees; none where plain units are to do it.
     pub(super) fn new(problem: &Problem, keys: usize) -> Option<(Self, Work)> {
         let (sizes, tensor) = (&problem.sizes, &problem.q.tensor);
-        let client = &tensor.client;
-        let together = sizes.together();
-        // As many queries as registers allow beside keys and values.
-        let most = match sizes.width {
-            64 | 128 => 4,
-            192 => 2,
-            256 => 1,
-            _ => return None,
-        };
-        let takes = Hardware::of(client).async_copies
+        let (client, width) = (&tensor.client, sizes.width);
+        let takes = sizes.together() >= FEWEST_TOGETHER
+            && Hardware::of(client).async_copies
             && matches!(tensor.dtype, DType::BF16 | DType::F16)
-            && together >= FEWEST_TOGETHER
-            && [&problem.q, &problem.k, &problem.v].into_iter().all(|of| of.aligned(sizes.width));
-        let eights = together.div_ceil(8);
+            && [&problem.q, &problem.k, &problem.v].into_iter().all(|view| view.aligned(width));
+        let most = most_eights(width).filter(|_| takes)?;
+        let eights = sizes.together().div_ceil(8);
         let mut plan = Self {
-            width: sizes.width,
+            width,
             eights: eights.div_ceil(eights.div_ceil(most)),
-            sixteens: if sizes.width == 64 { 2 } else { 1 },
+            sixteens: if width == 64 { 2 } else { 1 },
             float: Float16::of(tensor.dtype),
             single: sizes.queries == 1,
             direct: false,
         };
-        let round = WARPS * plan.block();
-        let work = Work::new(client, sizes, keys, plan.rows(), round, CUBES_OF_A_MULTIPROCESSOR);
+        let (rows, round) = (plan.rows(), WARPS * plan.block());
+        let work = Work::new(client, sizes, keys, rows, round, CUBES_OF_A_MULTIPROCESSOR);
         plan.direct = work.direct;
-        takes.then_some((plan, work))
+        Some((plan, work))
     }
 
     /// Queries of a cube, those that are not there included.
