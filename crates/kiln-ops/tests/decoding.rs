@@ -5,6 +5,7 @@ mod common;
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
 use kiln_ops::attention::{KvCache, oracle};
+use kiln_ops::device;
 use kiln_ops::launch::{limits, plans};
 use kiln_ops::policy;
 use kiln_ops::prelude::*;
@@ -42,6 +43,9 @@ fn check(sizes: Sizes, options: AttentionOptions, device: &Device, way: Option<&
         let plan = plans.iter().find(|plan| plan.starts_with("attention of few queries"));
         let plan = plan.unwrap_or_else(|| panic!("{what} ran on {plans:?}"));
         assert!(way.is_none_or(|way| plan.contains(way)), "{what}: {plan}");
+        let several = heads / kv_heads * queries > 1 && matches!(width, 64 | 128 | 192 | 256);
+        let on_tensor_cores = device::is_cuda(device) && dtype != DType::F32 && several;
+        assert_eq!(plan.contains("on mma.sync"), on_tensor_cores, "{what}: {plan}");
     }
 }
 
@@ -78,6 +82,47 @@ fn agrees_with_the_oracle() {
     }
 }
 
+/// On tensor cores where there are some: one set of queries and several, of which the last has fewer; keys that are
+/// no multiple of a block; queries that see different keys.
+#[test]
+fn several_queries_agree_with_the_oracle() {
+    let _alone = alone();
+    let plain = AttentionOptions::default();
+    let cut = AttentionOptions { window: Some(37), softcap: Some(2.5), ..plain };
+    for device in devices().into_iter().filter(policy::is_cube) {
+        for (sizes, way) in [
+            ([1, 2, 1, 1, 1, 64], None),
+            ([3, 8, 2, 1, 1000, 64], Some("several parts")),
+            ([1, 9, 1, 1, 77, 64], None),
+            ([1, 6, 1, 5, 140, 64], None),
+            ([1, 2, 1, 1, 5000, 128], Some("several parts")),
+            ([2, 16, 1, 1, 301, 128], None),
+            ([1, 23, 1, 1, 90, 128], None),
+            ([1, 64, 1, 1, 129, 128], Some("several sets of queries")),
+            ([1, 18, 1, 1, 65, 192], None),
+            ([1, 4, 2, 3, 200, 256], None),
+            ([1, 10, 1, 1, 64, 256], Some("several sets of queries")),
+            // The first queries see nothing.
+            ([1, 2, 1, 7, 4, 128], None),
+        ] {
+            check(sizes, plain, &device, way);
+        }
+        for width in [64, 128, 256] {
+            let sizes = [2, 4, 2, 4, 200, width];
+            for options in [
+                cut,
+                AttentionOptions { causal: false, ..plain },
+                AttentionOptions { window: Some(1), ..plain },
+                AttentionOptions { window: Some(usize::MAX), ..plain },
+                AttentionOptions { scale: Some(128.0 / width as f64), ..plain },
+                AttentionOptions { scale: Some(-0.1), ..plain },
+            ] {
+                check(sizes, options, &device, None);
+            }
+        }
+    }
+}
+
 /// What is to be differentiated runs on the kernels that leave what a backward needs.
 #[test]
 fn a_tracked_call_has_its_gradient() {
@@ -103,6 +148,10 @@ fn results_of_one_part_are_those_of_several() {
         for (sizes, way) in [
             ([5, 4, 4, 1, 150, 64], Some("direct: true")),
             ([1, 2, 2, 1, 150, 64], Some("direct: false")),
+            // Several queries that read the same keys.
+            ([5, 8, 4, 1, 150, 64], Some("direct: true")),
+            ([4, 16, 4, 2, 150, 128], Some("direct: true")),
+            ([1, 8, 2, 1, 1500, 128], Some("direct: false")),
         ] {
             let limits = limits::Limits { multiprocessors: Some(2), chunk_bytes: None };
             limits::limited(limits, || {
@@ -243,6 +292,9 @@ fn timing() {
             [64, 32, 32, 1024, 64],
             [64, 32, 4, 16384, 128],
             [4, 16, 8, 8192, 256],
+            [4, 64, 4, 16384, 128],
+            [8, 32, 1, 16384, 128],
+            [8, 64, 1, 16384, 128],
         ] {
             let bytes = 2 * batch * kv_heads * keys * width * dtype.size();
             // More than a cache holds.

@@ -33,6 +33,13 @@ pub(crate) struct Sizes {
     pub(crate) width: usize,
 }
 
+impl Sizes {
+    /// Queries that read the same keys.
+    pub(crate) fn together(&self) -> usize {
+        self.heads / self.kv_heads * self.queries
+    }
+}
+
 /// Which keys a query sees, and what becomes of a score: comptime in kernels except for the numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Mask {

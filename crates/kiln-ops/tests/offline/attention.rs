@@ -63,11 +63,16 @@ pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
 }
 
 /// Few queries over many keys: B, H, Hkv, T, D.
-const FEW: [[usize; 5]; 8] = [
+const FEW: [[usize; 5]; 13] = [
     [1, 12, 12, 1, 64],
     [1, 32, 8, 1, 64],
+    [1, 16, 1, 2, 64],
     [1, 32, 8, 1, 128],
     [1, 8, 1, 1, 128],
+    [1, 16, 2, 2, 128],
+    [1, 24, 1, 1, 128],
+    [1, 32, 1, 1, 128],
+    [1, 16, 1, 1, 192],
     [1, 8, 2, 4, 96],
     [1, 8, 1, 1, 256],
     [1, 4, 2, 3, 33],
@@ -81,7 +86,7 @@ pub fn few(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let cut = AttentionOptions { window: Some(256), softcap: Some(30.0), ..plain };
     for (i, [batch, heads, kv_heads, queries, width]) in FEW.into_iter().enumerate() {
         for (options, word) in [(plain, ""), (cut, " window softcap")] {
-            if i > 0 && !word.is_empty() {
+            if i > 0 && queries != 2 && !word.is_empty() {
                 continue;
             }
             let of = |heads, rows| tensor(client, [batch, heads, rows, width], dtype);

@@ -2,18 +2,10 @@
 
 use super::super::simt::block::{Heads, Numbers, Rules, score, seen};
 use super::super::simt::forward::LOWEST;
+use super::job::{Division, Job, write_found};
 use super::plan::Plan;
 use crate::exponential::factor;
 use cubecl::prelude::*;
-
-/// How the work is divided, and the distance of two parts' results.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Division {
-    pub(super) sets: usize,
-    pub(super) parts: usize,
-    pub(super) length: usize,
-    pub(super) part_stride: usize,
-}
 
 /// Adds up `s` over the units of a key.
 #[cube]
@@ -247,22 +239,14 @@ pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
     #[define(E, W)] _dtypes: [ElemType; 2],
 ) {
     let (lanes, rows, chunks) = comptime!((plan.lanes, plan.rows, plan.chunks));
-    let (flight, slots) = comptime!((plan.flight, plan.slots()));
+    let (flight, found) = comptime!((plan.flight, plan.found()));
     let mut exchange = Shared::<[f32]>::new_slice(comptime!(plan.exchange()));
-    let mut sums = Shared::<[f32]>::new_slice(comptime!(slots * rows * plan.width));
-    let mut largest = Shared::<[f32]>::new_slice(comptime!(slots * rows));
-    let mut totals = Shared::<[f32]>::new_slice(comptime!(slots * rows));
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(found.lines() * found.pitch));
+    let mut largest = Shared::<[f32]>::new_slice(comptime!(found.lines()));
+    let mut totals = Shared::<[f32]>::new_slice(comptime!(found.lines()));
 
-    // Cubes past the end do the last job again and write nothing: all units meet the barriers. Cubes that read
-    // the same keys follow each other.
-    let jobs = by.sets * by.parts * of.kv_heads * of.batches;
-    let job = min(CUBE_POS, jobs - 1);
-    let (set, rest) = (job % by.sets, job / by.sets);
-    let (part, stack) = (rest % by.parts, rest / by.parts);
-    let (kv_head, batch) = (stack % of.kv_heads, stack / of.kv_heads);
-    let group_heads = of.heads / of.kv_heads;
-    let together = group_heads * of.queries;
-    let (k_head, v_head) = (k.head(batch, kv_head), v.head(batch, kv_head));
+    let job = Job::new(&of, &by, documents, rules);
+    let (k_head, v_head) = (job.rows::<E, N>(k), job.rows::<E, N>(v));
     let vectors = of.width / N::value();
     let (lane, group) = (UNIT_POS as usize % lanes, UNIT_POS as usize / lanes);
 
@@ -276,9 +260,8 @@ pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
     let mut ends = Array::<usize>::new(rows);
     #[unroll]
     for i in 0..rows {
-        let row = min(set * rows + i, together - 1);
-        let (head, query) = (kv_head * group_heads + row / of.queries, row % of.queries);
-        let at = q.head(batch, head) + query * q.row_stride;
+        let (head, query) = job.query(i, &of, rows);
+        let at = q.head(job.batch, head) + query * q.row_stride;
         #[unroll]
         for c in 0..chunks {
             let column = min(comptime!(c * lanes) + lane, vectors - 1);
@@ -292,9 +275,8 @@ pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
         ends[i] = span.end;
     }
 
-    let from = seen(0usize.runtime(), &of, documents, rules).start + part * by.length;
-    let to = min(seen(of.queries - 1, &of, documents, rules).end, from + by.length);
-    for block in range_stepped(from, to, comptime!(plan.groups * flight)) {
+    let to = job.to;
+    for block in range_stepped(job.from, to, comptime!(plan.groups * flight)) {
         let at = block + group;
         let keys = load::<E, N>(k, k_head, at, to, vectors, plan);
         let values = load::<E, N>(v, v_head, at, to, vectors, plan);
@@ -326,42 +308,14 @@ pub(super) fn decode_kernel<E: Float, W: Float, N: Size, M: Size>(
                 let column = (comptime!(c * lanes) + lane) * N::value();
                 #[unroll]
                 for e in 0..N::value() {
-                    sums[at * comptime!(plan.width) + column + e] = sum.extract(e);
+                    sums[at * comptime!(found.pitch) + column + e] = sum.extract(e);
                 }
             }
         }
     }
     sync_cube();
 
-    for place in range_stepped(UNIT_POS as usize, rows * of.width, comptime!(plan.units())) {
-        let (i, column) = (place / of.width, place % of.width);
-        let row = set * rows + i;
-        if CUBE_POS < jobs && row < together {
-            let mut most = f32::new(LOWEST);
-            #[unroll]
-            for slot in 0..slots {
-                most = max(most, largest[slot * rows + i]);
-            }
-            let mut total = f32::new(0.0);
-            let mut sum = f32::new(0.0);
-            #[unroll]
-            for slot in 0..slots {
-                let at = slot * rows + i;
-                let weight = factor(largest[at] - most, rules.ptx);
-                total += totals[at] * weight;
-                sum += sums[at * comptime!(plan.width) + column] * weight;
-            }
-            let (head, query) = (kv_head * group_heads + row / of.queries, row % of.queries);
-            let at = out.head(batch, head) + query * out.row_stride + part * by.part_stride;
-            if comptime!(plan.direct) {
-                sum = select(total == 0.0f32, f32::new(0.0), sum / total);
-            } else if column == 0 {
-                let line = (batch * of.heads + head) * of.queries + query;
-                let lines = of.batches * of.heads * of.queries;
-                statistics[2 * (part * lines + line)] = most;
-                statistics[2 * (part * lines + line) + 1] = total;
-            }
-            out.elements[at + column] = Vector::<W, M>::new(W::cast_from(sum));
-        }
-    }
+    write_found::<W, M>(
+        &sums, &largest, &totals, out, statistics, &job, &of, &by, found, rules.ptx,
+    );
 }

@@ -3,10 +3,14 @@
 //! Written for any device, as the portable family: f32 sums, everything added in order. A cube takes all queries
 //! that read the same keys, up to a number of them, over a part of the keys, and leaves their weighted sums of
 //! values, largest scores and sums of weights; a second kernel makes the parts one. Into how many parts the keys
-//! are divided is a number of the launch: no kernel knows how long they are.
+//! are divided is a number of the launch: no kernel knows how long they are. Where several queries read the same
+//! keys and there are tensor cores, `mma` does the same on these.
 
 mod combine;
+mod job;
 mod kernel;
+#[cfg(feature = "cuda")]
+mod mma;
 mod plan;
 
 use super::OP;
@@ -19,8 +23,11 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use combine::combine_kernel;
 use cubecl::prelude::*;
-use kernel::{DivisionLaunch, decode_kernel};
+use kernel::decode_kernel;
 use plan::{Plan, Work};
+
+/// What the plans of these kernels begin with.
+const NAME: &str = "attention of few queries";
 
 /// Queries of a head at most.
 const MOST_QUERIES: usize = 8;
@@ -30,19 +37,62 @@ const MOST_TOGETHER: usize = 64;
 /// Whether a problem is one of few queries.
 pub(super) fn takes(problem: &Problem) -> bool {
     let s = &problem.sizes;
-    let together = s.heads / s.kv_heads * s.queries;
-    s.queries <= MOST_QUERIES && together <= MOST_TOGETHER && problem.documents.is_none()
+    s.queries <= MOST_QUERIES && s.together() <= MOST_TOGETHER && problem.documents.is_none()
+}
+
+/// Which kernel attends.
+enum Kernel {
+    /// In vectors of so many elements.
+    Plain(Plan, usize),
+    #[cfg(feature = "cuda")]
+    Mma(mma::Plan),
+}
+
+impl Kernel {
+    /// For `keys` keys that somebody sees.
+    fn choose(problem: &Problem, keys: usize) -> (Self, Work) {
+        #[cfg(feature = "cuda")]
+        if let Some((plan, work)) = mma::Plan::new(problem, keys) {
+            return (Self::Mma(plan), work);
+        }
+        let (p, s) = (problem, &problem.sizes);
+        let size = vector_size(&[&p.q, &p.k, &p.v], s.width, 16);
+        let (plan, work) = Plan::new(&p.q.tensor.client, s, keys, size);
+        (Self::Plain(plan, size), work)
+    }
+
+    fn run(self, problem: &Problem, target: &Target<'_>, work: Work) {
+        match self {
+            Self::Plain(plan, size) => run_plain(problem, target, plan, work, size),
+            #[cfg(feature = "cuda")]
+            Self::Mma(plan) => mma::run(problem, target, plan, work),
+        }
+    }
+}
+
+/// What a kernel writes: o, or that of every part and their statistics.
+struct Target<'a> {
+    o: &'a HeadsView,
+    statistics: Option<&'a CubeTensor>,
+}
+
+impl Target<'_> {
+    fn statistics(&self) -> BufferArg {
+        match self.statistics {
+            Some(statistics) => statistics.clone().into_buffer_arg(),
+            // Positions count the buffers that are bound: q, k, v, o.
+            None => BufferArg::alias(3, 1),
+        }
+    }
 }
 
 /// Writes o.
 pub(super) fn forward(problem: &Problem, o: &HeadsView) {
     let s = &problem.sizes;
-    let client = &o.tensor.client;
-    let size = vector_size(&[&problem.q, &problem.k, &problem.v], s.width, 16);
     let window = problem.mask.window.map_or(s.keys, |window| window.min(s.keys) + s.queries - 1);
-    let (plan, work) = Plan::new(client, s, window.min(s.keys), size);
-    if plan.direct {
-        return decode(problem, o, None, plan, work, size);
+    let (kernel, work) = Kernel::choose(problem, window.min(s.keys));
+    if work.direct {
+        return kernel.run(problem, &Target { o, statistics: None }, work);
     }
     let lines = s.batches * s.heads * s.queries;
     let workspace = |name, shape: [usize; 3]| {
@@ -58,37 +108,22 @@ pub(super) fn forward(problem: &Problem, o: &HeadsView) {
         head_stride: s.queries * s.width,
         row_stride: s.width,
     };
-    decode(problem, &view, Some(&statistics), plan, work, size);
+    kernel.run(problem, &Target { o: &view, statistics: Some(&statistics) }, work);
     combine(problem, o, sums, statistics, work.parts);
 }
 
-/// Writes o, or that of every part and their statistics.
-fn decode(
-    problem: &Problem,
-    o: &HeadsView,
-    statistics: Option<&CubeTensor>,
-    plan: Plan,
-    work: Work,
-    size: usize,
-) {
-    let (p, s) = (problem, &problem.sizes);
+fn run_plain(problem: &Problem, target: &Target<'_>, plan: Plan, work: Work, size: usize) {
+    let (p, s, o) = (problem, &problem.sizes, target.o);
     let client = &o.tensor.client;
     let rules = p.rules();
     let address = launch::address_type(&[&p.q.tensor, &p.k.tensor, &p.v.tensor, &o.tensor]);
-    let ways = [
-        ("several parts", work.parts > 1),
-        ("heads that share keys", s.heads > s.kv_heads),
-        ("several sets of queries", work.sets > 1),
-    ];
-    launch::plans::note("attention of few queries", &(&plan, &rules, size, address), &ways);
-    let Work { sets, parts, length } = work;
-    let part_stride = s.batches * s.heads * s.queries * s.width;
+    launch::plans::note(NAME, &(&plan, &rules, size, address), &work.ways(s));
     // SAFETY: keys are clamped to those that are there, columns to D, and queries are checked against their
     // number before a write; what stands in for documents and statistics is not touched.
     unsafe {
         decode_kernel::launch_unchecked(
             client,
-            launch::grid(client, sets * parts * s.kv_heads * s.batches),
+            launch::grid(client, work.cubes(s)),
             CubeDim::new_1d(plan.units() as u32),
             address,
             size,
@@ -98,13 +133,9 @@ fn decode(
             heads(&p.v, size),
             p.bounds(),
             heads(o, 1),
-            match statistics {
-                Some(statistics) => statistics.clone().into_buffer_arg(),
-                // Positions count the buffers that are bound: q, k, v, o.
-                None => BufferArg::alias(3, 1),
-            },
+            target.statistics(),
             p.numbers(),
-            DivisionLaunch::new(sets, parts, length, part_stride),
+            work.division(s),
             plan,
             rules,
             [p.q.tensor.dtype, o.tensor.dtype].map(dtype_to_elem_type),

@@ -1,6 +1,7 @@
 //! How a cube goes through keys and values.
 
 use super::super::problem::Sizes;
+use super::job::{DivisionLaunch, Found};
 use crate::launch;
 use cubecl::prelude::*;
 
@@ -48,6 +49,48 @@ pub(super) struct Work {
     pub(super) parts: usize,
     /// Keys of a part.
     pub(super) length: usize,
+    /// Whether there are as many sets as keep the device busy: a part is all keys.
+    pub(super) direct: bool,
+}
+
+impl Work {
+    /// Of sets of `rows` queries, over `keys` keys that somebody sees, by cubes that have `round` keys under way and
+    /// of which so many keep a multiprocessor busy.
+    pub(super) fn new(
+        client: &Client,
+        sizes: &Sizes,
+        keys: usize,
+        rows: usize,
+        round: usize,
+        cubes_of_a_multiprocessor: usize,
+    ) -> Self {
+        let sets = sizes.together().div_ceil(rows);
+        let cubes = sets * sizes.kv_heads * sizes.batches;
+        let wanted = cubes_of_a_multiprocessor * launch::multiprocessors(client);
+        let direct = cubes >= wanted;
+        let most = keys.div_ceil(LEAST_ROUNDS * round);
+        let parts = if direct { 1 } else { wanted.div_ceil(cubes).min(most) };
+        let length = keys.div_ceil(parts).next_multiple_of(round);
+        Self { sets, parts: keys.div_ceil(length), length, direct }
+    }
+
+    pub(super) fn cubes(&self, sizes: &Sizes) -> usize {
+        self.sets * self.parts * sizes.kv_heads * sizes.batches
+    }
+
+    pub(super) fn division(&self, sizes: &Sizes) -> DivisionLaunch {
+        let part_stride = sizes.batches * sizes.heads * sizes.queries * sizes.width;
+        DivisionLaunch::new(self.sets, self.parts, self.length, part_stride)
+    }
+
+    /// The ways through a kernel that are not in what it is specialised on.
+    pub(super) fn ways(&self, sizes: &Sizes) -> [(&'static str, bool); 3] {
+        [
+            ("several parts", self.parts > 1),
+            ("heads that share keys", sizes.heads > sizes.kv_heads),
+            ("several sets of queries", self.sets > 1),
+        ]
+    }
 }
 
 impl Plan {
@@ -55,8 +98,7 @@ impl Plan {
     pub(super) fn new(client: &Client, sizes: &Sizes, keys: usize, size: usize) -> (Self, Work) {
         let hardware = &client.properties().hardware;
         let plane = launch::plane_size(client) as usize;
-        let (vectors, together) =
-            (sizes.width / size, sizes.heads / sizes.kv_heads * sizes.queries);
+        let (vectors, together) = (sizes.width / size, sizes.together());
         // Without planes sums go through shared memory, and drivers compile what is unrolled for long.
         let (units, most_lanes, most_rows) =
             if plane > 1 { (UNITS.max(plane), plane, MOST_ROWS) } else { (64, 16, 2) };
@@ -81,16 +123,10 @@ impl Plan {
         };
         plan.rows = share((1..=most_rows).rev().find(fits).unwrap_or(1));
         let mut plan = plan.in_flight();
-        let sets = together.div_ceil(plan.rows);
-        let (cubes, wanted) = (
-            sets * sizes.kv_heads * sizes.batches,
-            CUBES_OF_A_MULTIPROCESSOR * launch::multiprocessors(client),
-        );
-        plan.direct = cubes >= wanted;
-        let most = keys.div_ceil(LEAST_ROUNDS * plan.round());
-        let parts = if plan.direct { 1 } else { wanted.div_ceil(cubes).min(most) };
-        let length = keys.div_ceil(parts).next_multiple_of(plan.round());
-        (plan, Work { sets, parts: keys.div_ceil(length), length })
+        let work =
+            Work::new(client, sizes, keys, plan.rows, plan.round(), CUBES_OF_A_MULTIPROCESSOR);
+        plan.direct = work.direct;
+        (plan, work)
     }
 
     /// With as many keys under way as registers allow.
@@ -114,8 +150,10 @@ impl Plan {
     }
 
     /// What is left of a cube's results before they meet in shared memory: one of each plane, or group.
-    pub(super) fn slots(&self) -> usize {
-        if self.plane > 1 { self.units() / self.plane } else { self.groups }
+    pub(super) fn found(&self) -> Found {
+        let units = self.units();
+        let slots = if self.plane > 1 { units / self.plane } else { self.groups };
+        Found { slots, rows: self.rows, pitch: self.width, units, direct: self.direct }
     }
 
     /// f32 of shared memory in which units without planes add up scores.
@@ -125,7 +163,7 @@ impl Plan {
 
     /// Bytes of shared memory.
     fn shared(&self) -> usize {
-        4 * (self.slots() * self.rows * (self.width + 2) + self.exchange())
+        4 * (self.found().lines() * (self.width + 2) + self.exchange())
     }
 }
 

@@ -14,6 +14,29 @@ pub(crate) fn global_address<T: CubePrimitive>(pointer: *const T) -> u64 {
     address
 }
 
+/// 16 bytes of global memory, `offset` bytes past an address, that nobody writes meanwhile and that are read once.
+#[cube]
+pub(crate) fn load_16(addr: u64, #[comptime] offset: u32) -> Vector<u32, Const<4>> {
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ld.global.nc.L1::no_allocate.v4.b32 {o}, [{a}+{n}];",
+        o = out(_) out, a = in(_) addr, n = const offset
+    );
+    out
+}
+
+/// The lower halves of two words side by side, or the upper ones.
+#[cube]
+pub(crate) fn halves(first: u32, second: u32, #[comptime] upper: bool) -> u32 {
+    let out: u32;
+    gpu_asm!(
+        "prmt.b32 {o}, {a}, {b}, {s};",
+        o = out(_) out, a = in(_) first, b = in(_) second,
+        s = const if upper { "0x7632" } else { "0x5410" }, options(pure, nomem)
+    );
+    out
+}
+
 /// Copies 16 bytes, of which those after the first `bytes` become zero, without waiting.
 #[cube]
 pub(crate) fn copy_16(dst: u32, src: u64, bytes: u32) {
