@@ -32,7 +32,7 @@ def of(case):
         found["flash-attn-4"] = peers.Peer(
             lambda q, k, v, _: flash_attn_func(q, k, v, causal=True)[0],
             prepare=lambda q, k, v, ends: (turned(q), turned(k), turned(v), ends),
-            prepare_cotangents=turned,
+            prepare_cotangents=lambda dy: (turned(dy),),
         )
     except ImportError as error:
         print(f"no flash-attn-4: {error}")

@@ -332,8 +332,12 @@ def versions():
 
 def measure(ops, args):
     """The rows of a run."""
+    known = [case for op in ops for case in cases(op, args.shapes, args.dtype)]
     wanted = [shape.replace("x", "×") for shape in args.case or ()]
-    for case in (case for op in ops for case in cases(op, args.shapes, args.dtype)):
+    for shape in wanted:
+        if shape not in [case.shape for case in known]:
+            sys.exit(f"error: --case {shape}: what is timed is {'; '.join(case.shape for case in known)}")
+    for case in known:
         if wanted and case.shape not in wanted:
             continue
         for work in case.work:

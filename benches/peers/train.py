@@ -59,7 +59,7 @@ class Decoder(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens, targets):
-        x = self.embedding(tokens)
+        x = self.embedding(tokens).bfloat16()
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
         logits = F.linear(self.norm(x), self.embedding.weight)

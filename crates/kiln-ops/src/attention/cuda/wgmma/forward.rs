@@ -180,7 +180,7 @@ fn load_block(
 
 /// Says that this cube takes no more; the last one makes the counters ready for the next launch.
 #[cube]
-pub(super) fn return_tickets(tickets: &mut [Atomic<u32>]) {
+fn return_tickets(tickets: &mut [Atomic<u32>]) {
     // Whoever finds the others done finds what they took.
     gpu_asm!("fence.acq_rel.gpu;");
     let done = tickets[1].fetch_add(1u32) + 1;

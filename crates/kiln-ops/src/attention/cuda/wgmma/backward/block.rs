@@ -178,6 +178,7 @@ fn write_queries(
 ) {
     let op = comptime!(gradient.of_queries().op);
     rings.out.vacant(0u32, reading.out.phase);
+    sync_plane();
     if known & COMPLETE != 0u32 {
         if known & OTHERS != 0u32 {
             let others = me.out + comptime!(gradient.others_at() - gradient.out_at());

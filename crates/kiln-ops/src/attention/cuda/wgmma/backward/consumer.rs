@@ -94,6 +94,7 @@ fn write_tile<O: Size>(
 ) {
     let stored = comptime!(Stored::Float16(gradient.float));
     rings.out.vacant(0u32, reading.out.phase);
+    sync_plane();
     // All warps have read the sums of other tiles in the place of dK.
     sync_units(me.number + 1, 128u32);
     let mut dk = Array::<Vector<f32, O>>::new(1usize);

@@ -10,10 +10,10 @@
 
 use super::consumer::consume;
 use super::places::{GradientPlaces, KeyTile, blocks_of, key_tile};
-use super::plan::{Gradient, KEYS, STAGES};
+use super::plan::{Gradient, KEYS, STAGES, TICKETS};
 use super::rows::load_numbers;
 use super::turns::take_turns;
-use crate::attention::cuda::wgmma::forward::{NONE, load_rows, return_tickets};
+use crate::attention::cuda::wgmma::forward::{NONE, load_rows};
 use crate::attention::cuda::wgmma::places::Places;
 use crate::tile::cuda::pipeline::{PipelineState, Ring, barrier_bytes, rings_ready};
 use crate::tile::cuda::ptx::*;
@@ -111,8 +111,7 @@ pub(crate) fn attention_wgmma_backward_kernel<E: Float>(
     delta: &[f32],
     documents: &[u32],
     sums: &mut [f32],
-    turns: &mut [u32],
-    tickets: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
     places: Places,
     more: GradientPlaces,
     #[comptime] gradient: Gradient,
@@ -137,7 +136,17 @@ pub(crate) fn attention_wgmma_backward_kernel<E: Float>(
                 v: tensor_map_address(v),
                 dy: tensor_map_address(dy),
             };
-            produce(&mut shared, base, &maps, &rings, documents, tickets, &places, &more, gradient);
+            produce(
+                &mut shared,
+                base,
+                &maps,
+                &rings,
+                documents,
+                counters,
+                &places,
+                &more,
+                gradient,
+            );
         }
         if warp == 9u32 {
             load_numbers(&mut shared, &rings, lse, delta, documents, &places, gradient);
@@ -148,7 +157,8 @@ pub(crate) fn attention_wgmma_backward_kernel<E: Float>(
                 dk: tensor_map_address(dk),
                 dv: tensor_map_address(dv),
                 sums: global_address::<f32>(sums.as_ptr()),
-                turns: global_address::<u32>(turns.as_ptr()),
+                turns: global_address::<Atomic<u32>>(counters.as_ptr())
+                    + comptime!(4 * TICKETS as u64),
             };
             take_turns(&shared, base, &stored, &rings, documents, &places, &more, gradient);
         }
@@ -186,7 +196,7 @@ fn produce(
     maps: &Loaded,
     rings: &Rings,
     documents: &[u32],
-    tickets: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
     places: &Places,
     more: &GradientPlaces,
     #[comptime] gradient: Gradient,
@@ -198,7 +208,7 @@ fn produce(
     let mut tile_at = PipelineState::start();
     let mut kv_at = PipelineState::start();
     let mut at = PipelineState::start();
-    let mut number = tickets[0].fetch_add(1u32);
+    let mut number = counters[0].fetch_add(1u32);
     while number < places.total {
         let tile = key_tile(number, places);
         let (begin, end) = blocks_of(tile.index, documents, places, more, gradient);
@@ -223,10 +233,9 @@ fn produce(
                 at.advance(STAGES);
             }
         }
-        number = tickets[0].fetch_add(1u32);
+        number = counters[0].fetch_add(1u32);
     }
     announce(shared, rings, &tile_at, comptime!(NONE).runtime(), 0u32, 0u32, gradient);
-    return_tickets(tickets);
 }
 
 /// Says which tile is next.

@@ -11,16 +11,16 @@ mod weights;
 
 use super::places::PlacesLaunch;
 use super::plan::Limited;
-use super::{maps, places as forward_places, takes, tickets};
+use super::{maps, places as forward_places, takes};
 use crate::attention::problem::{Backward, HeadsView, Problem};
 use crate::launch;
 use crate::tile::cuda::ptx::Float16;
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use cubecl::prelude::*;
 use kernel::attention_wgmma_backward_kernel;
 use places::GradientPlacesLaunch;
-use plan::{Gradient, KEYS, SUMS};
+use plan::{Gradient, KEYS, SUMS, TICKETS};
 
 /// Bytes of sums of dQ that are kept at a time, where fewer heads do.
 const KEPT: usize = 96 << 20;
@@ -76,11 +76,11 @@ pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
         limited: Limited::of(p),
         softcap: p.softcap.is_some(),
     };
-    let order = Order::of(p, &gradient);
-    let total = order.tiles * sizes.kv_heads * sizes.batches;
-    if total == 0 {
+    if sizes.batches * sizes.kv_heads * sizes.queries == 0 {
         return;
     }
+    let order = Order::of(p, &gradient);
+    let total = order.tiles * sizes.kv_heads * sizes.batches;
     let documents = p.documents.clone().unwrap_or_else(|| launch::unused(&p.q.tensor, DType::U32));
     let address = launch::address_type(&[with.lse, with.delta, &documents]);
     let ways = [
@@ -94,11 +94,12 @@ pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
     launch::plans::note("attention.grad on wgmma", &(&gradient, address), &ways);
     let kept = order.slots * order.blocks;
     let sums = client.empty(kept * SUMS as usize);
+    let counters = launch::zeros(&p.q.tensor, Shape::new([TICKETS as usize + kept]), DType::U32);
     let queries =
         |view: &HeadsView, rows| maps::map(view, sizes, [sizes.heads, sizes.queries], rows);
     let keys = |view: &HeadsView, rows| maps::map(view, sizes, [sizes.kv_heads, sizes.keys], rows);
     // SAFETY: TMA keeps to the shapes of its maps; lse, delta and documents are accessed at rows of queries only,
-    // sums and turns at slots.
+    // sums and counters at slots.
     unsafe {
         attention_wgmma_backward_kernel::launch_unchecked(
             client,
@@ -116,8 +117,7 @@ pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
             with.delta.clone().into_buffer_arg(),
             documents.into_buffer_arg(),
             BufferArg::from_raw_parts(sums, kept * SUMS as usize / 4),
-            tickets::turns(client, kept),
-            tickets::argument(client),
+            counters.into_buffer_arg(),
             places(p, with, &order, total),
             more(p, with, &order),
             gradient,
@@ -151,7 +151,6 @@ fn places(p: &Problem, with: &Backward<'_>, order: &Order, total: usize) -> Plac
 fn more(p: &Problem, with: &Backward<'_>, order: &Order) -> GradientPlacesLaunch {
     GradientPlacesLaunch::new(
         order.blocks as u32,
-        (p.sizes.batches * p.sizes.heads) as u32,
         order.slots as u32,
         with.dq.first as u32,
         with.dk.first as u32,

@@ -15,8 +15,7 @@ use cubecl::prelude::*;
 pub(crate) struct GradientPlaces {
     /// Blocks of queries of a head.
     pub(crate) blocks: u32,
-    /// Query heads of all batches, and those of which sums of dQ are kept at a time.
-    pub(crate) all_queries: u32,
+    /// Query heads of which sums of dQ are kept at a time.
     pub(crate) slots: u32,
     /// The first heads in the tensors.
     pub(crate) dq_first: u32,

@@ -14,6 +14,9 @@ pub(crate) const STAGES: u32 = 2;
 pub(crate) const PART: u32 = 64 * 64 * 4;
 pub(crate) const SUMS: u32 = 2 * PART;
 
+/// Counters before those of turns: one, of tiles that have been taken.
+pub(crate) const TICKETS: u32 = 1;
+
 /// What the kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Gradient {

@@ -100,10 +100,8 @@ fn turn(
         tma_store_commit();
         tma_store_read(0u32);
         rings.out.release(0u32);
-        // The sums have been read, by those that made what was stored. After the last head of a slot the counter
-        // is ready for the next launch.
-        let next = select(number + more.slots < more.all_queries, before + 1, 0u32);
-        counter_set(counter, next);
+        // The sums have been read, by those that made what was stored.
+        counter_set(counter, before + 1);
     } else {
         rings.out.wait(0u32, out.phase);
         if tile.index == last {
