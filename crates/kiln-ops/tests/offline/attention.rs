@@ -21,6 +21,8 @@ fn widths(dtype: DType, family: Family) -> &'static [usize] {
         (_, Family::Simt) => &[64],
         (DType::BF16, Family::Wgmma) => &[64, 80, 96, 128],
         (DType::F16, Family::Wgmma) => &[64, 128],
+        (DType::BF16, Family::Mma) => &[64, 128, 256],
+        (DType::F16, Family::Mma) => &[64],
         _ => &[],
     }
 }
