@@ -143,7 +143,7 @@ fn every_kernel_compiles_as_recorded() {
         std::fs::write(TABLE, table.to_string()).unwrap();
         return;
     }
-    // Some kernels are not the same text in every run: of those the numbers count alone.
+    // Another text counts only if it has other numbers.
     let (made, recorded) = (table.rows, Table::parse(&text).rows);
     let numbers = |row: &Row| (row.usage, row.shared);
     let apart = |of: &BTreeMap<String, Row>, from: &BTreeMap<String, Row>| -> Vec<String> {

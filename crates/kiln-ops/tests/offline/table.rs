@@ -1,7 +1,7 @@
 //! What is recorded of every kernel.
 
 use crate::toolkit::Usage;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Display, Formatter, Result};
 
 const HEAD: &str = "registers  spilled  stack  shared  source        kernel";
@@ -19,13 +19,42 @@ pub struct Row {
     pub usage: Usage,
     /// Bytes of shared memory.
     pub shared: usize,
-    /// A hash of its CUDA C++.
+    /// The [`hash`] of its CUDA C++.
     pub source: String,
 }
 
-/// The hash of a kernel's CUDA C++.
+/// The hash of a kernel's CUDA C++. CubeCL numbers variables otherwise in every run: they count as if they were
+/// numbered in the order in which they appear.
 pub fn hash(code: &str) -> String {
-    blake3::hash(code.as_bytes()).to_hex()[..12].into()
+    let mut numbers = HashMap::new();
+    let mut text = String::with_capacity(code.len());
+    let mut rest = code;
+    while let Some(start) = rest.find(|c: char| c.is_ascii_alphanumeric() || c == '_') {
+        let (between, word) = rest.split_at(start);
+        let end = word.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(word.len());
+        let (word, after) = word.split_at(end);
+        text.push_str(between);
+        match word.strip_prefix('v').and_then(|number| number.parse::<u32>().ok()) {
+            Some(number) => {
+                let next = numbers.len();
+                let number = numbers.entry(number).or_insert(next);
+                text.push_str(&format!("v{number}"));
+            }
+            None => text.push_str(word),
+        }
+        rest = after;
+    }
+    text.push_str(rest);
+    blake3::hash(text.as_bytes()).to_hex()[..12].into()
+}
+
+#[test]
+fn numbers_of_variables_are_not_in_the_hash() {
+    let code = |a, b| format!("float v{a} = 2; float v{b} = v{a} * vec1(v{b}3)");
+    assert_eq!(hash(&code(1, 2)), hash(&code(31, 7)));
+    assert_ne!(hash(&code(1, 2)), hash(&code(1, 1)));
+    assert_ne!(hash("v1 + v2 * v1"), hash("v1 + v2 * v2"));
+    assert_ne!(hash("x1"), hash("x2"));
 }
 
 impl Table {

@@ -5,6 +5,9 @@ use super::super::simt::forward::LOWEST;
 use crate::exponential::factor;
 use cubecl::prelude::*;
 
+/// Parts that a unit reads at a time.
+const TOGETHER: usize = 4;
+
 /// A cube for a query of a head: units side by side for its elements, and groups of them for its parts.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn combine_kernel<E: Float, N: Size>(
@@ -34,15 +37,35 @@ pub(super) fn combine_kernel<E: Float, N: Size>(
         let mut most = f32::new(LOWEST);
         let mut total = f32::new(0.0);
         let mut sum = Vector::<f32, N>::new(0.0f32);
-        for part in range_stepped(group, parts, groups) {
-            let at = part * lines + line;
-            let (part_most, part_total) = (statistics[2 * at], statistics[2 * at + 1]);
-            let part_sum = sums[at * vectors + column];
-            let next = max(most, part_most);
-            let (own, other) = (factor(most - next, ptx), factor(part_most - next, ptx));
+        for first in range_stepped(group, parts, comptime!(groups * TOGETHER)) {
+            // All of them are on their way before the first is needed.
+            let mut found = Array::<f32>::new(comptime!(2 * TOGETHER));
+            let mut sums_of = Array::<Vector<f32, N>>::new(TOGETHER);
+            let mut next = most;
+            #[unroll]
+            for i in 0..TOGETHER {
+                let part = first + comptime!(i * groups);
+                let at = min(part, parts - 1) * lines + line;
+                sums_of[i] = sums[at * vectors + column];
+                found[comptime!(2 * i)] = select(part < parts, statistics[2 * at], LOWEST);
+                found[comptime!(2 * i + 1)] = statistics[2 * at + 1];
+            }
+            #[unroll]
+            for i in 0..TOGETHER {
+                next = max(next, found[comptime!(2 * i)]);
+            }
+            let own = factor(most - next, ptx);
             most = next;
-            total = total * own + part_total * other;
-            sum = sum * Vector::new(own) + part_sum * Vector::new(other);
+            total *= own;
+            sum *= Vector::new(own);
+            #[unroll]
+            for i in 0..TOGETHER {
+                let there = first + comptime!(i * groups) < parts;
+                let weight = factor(found[comptime!(2 * i)] - next, ptx);
+                let weight = select(there, weight, f32::new(0.0));
+                total += found[comptime!(2 * i + 1)] * weight;
+                sum += sums_of[i] * Vector::new(weight);
+            }
         }
         // Nobody reads what was there.
         sync_cube();
