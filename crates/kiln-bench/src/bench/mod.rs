@@ -72,6 +72,15 @@ impl Plan {
     }
 }
 
+/// What a run of the bench says while it goes on.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// A line for whoever waits.
+    Note(&'a str),
+    /// A case is timed: the run with its rows, to be kept if the next is cut off.
+    Timed(&'a Run),
+}
+
 /// The passes of a case that are timed, and what each cannot avoid. Both passes together are to move and to do
 /// what each of them is, however an implementation joins them.
 pub fn passes(op: &dyn Operator, case: &Case, dtype: DType) -> Vec<(Pass, Work)> {
@@ -96,7 +105,7 @@ pub fn bench(
     plan: &Plan,
     device: &Device,
     run: &mut Run,
-    note: &mut dyn FnMut(&str),
+    progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<(), String> {
     let name = op.spec().name;
     let cases = plan.cases(op);
@@ -110,7 +119,8 @@ pub fn bench(
         return Err(format!("{name}: the gate is red, so no time ({check}; {case}: {what})"));
     }
     if plan.pass == Some(Pass::Backward) && op.gradients_in_forward() {
-        note(&format!("{name} makes its gradients in its forward: there is --pass both"));
+        let line = format!("{name} makes its gradients in its forward: there is --pass both");
+        progress(Progress::Note(&line));
     }
     let mut implementations = vec![];
     if gate::candidate(op, device) == Implementation::Fused {
@@ -118,15 +128,17 @@ pub fn bench(
     }
     implementations.push(Implementation::Reference);
     for case in cases {
-        note(&format!("{name} {case}"));
+        progress(Progress::Note(&format!("{name} {case}")));
         let timed =
             |of: &&Implementation| **of != Implementation::Reference || op.times_reference(&case);
         let timed: Vec<_> = implementations.iter().filter(timed).copied().collect();
         if timed.is_empty() {
-            note(&format!("{name} {case}: no kernel here, and the reference is too large"));
+            let line = format!("{name} {case}: no kernel here, and the reference is too large");
+            progress(Progress::Note(&line));
             continue;
         }
         gate::on_family(plan.family, || rows(op, &case, &timed, plan, device, run))?;
+        progress(Progress::Timed(run));
     }
     Ok(())
 }

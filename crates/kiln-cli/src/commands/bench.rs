@@ -4,7 +4,7 @@ use super::{expect_writable, write};
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
 use clap::ValueEnum;
-use kiln_bench::bench::{self, Ceilings, Pass, Plan, Run, Selection, Watch};
+use kiln_bench::bench::{self, Ceilings, Pass, Plan, Progress, Run, Selection, Watch};
 use kiln_bench::gate;
 use kiln_bench::registry::Scale;
 use kiln_ops::device::{self, Opened};
@@ -42,7 +42,7 @@ pub struct Args {
     /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or simt.
     #[arg(long, value_parser = kiln_bench::gate::family)]
     tiles: Option<&'static str>,
-    /// Write the run to this file too.
+    /// Write the run to this file too, case by case.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write what `auto` learns from it, as a policy for `kiln train --policy`.
@@ -159,8 +159,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
     let mut red = vec![];
     let mut table = Table::default();
+    let mut progress = |progress: Progress<'_>| match (progress, &args.json) {
+        (Progress::Note(line), _) => eprintln!("{line}"),
+        (Progress::Timed(run), Some(path)) => {
+            // An error would be that of the last one too.
+            let _ = write_run(path, run);
+        }
+        (Progress::Timed(_), None) => {}
+    };
     for op in ops {
-        match bench::bench(op, &plan, &opened.device, &mut run, &mut |line| eprintln!("{line}")) {
+        match bench::bench(op, &plan, &opened.device, &mut run, &mut progress) {
             Ok(()) => {
                 let measured = plan
                     .cases(op)
@@ -176,13 +184,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for error in &red {
         println!("{error}");
     }
-    if let Some(path) = args.json {
-        write(&path, &serde_json::to_string_pretty(&run)?)?;
+    if let Some(path) = &args.json {
+        write_run(path, &run)?;
     }
     if let Some(path) = args.policy {
         write(&path, &toml::to_string_pretty(&Policy { table, ..Policy::default() })?)?;
     }
     Ok(if red.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn write_run(path: &Path, run: &Run) -> anyhow::Result<()> {
+    write(path, &serde_json::to_string_pretty(run)?)
 }
 
 /// Makes the tables of pages anew, or says which are not up to date.

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Arguments of `kiln generate`.
 #[derive(clap::Args)]
@@ -71,7 +71,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut out = Output { result: out(prompt) };
     let mut decoder = trained.tokenizer.stream_decoder();
     let eos = trained.tokenizer.eos();
+    let (begin, mut first, mut made) = (Instant::now(), None, 0);
     let mut take = |token| {
+        first.get_or_insert_with(Instant::now);
+        made += 1;
         if Some(token) == eos {
             return ControlFlow::Break(());
         }
@@ -86,6 +89,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let _ = out.print(&text);
     }
     let _ = out.print("\n");
+    if let Some(first) = first.filter(|_| made > 1) {
+        let (waited, seconds) = ((first - begin).as_secs_f64(), first.elapsed().as_secs_f64());
+        let rate = f64::from(made - 1) / seconds;
+        eprintln!("the first token after {waited:.1} s, then {rate:.0} tokens/s");
+    }
     match out.result {
         // The reader has seen enough, as in `kiln generate … | head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),

@@ -54,24 +54,21 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Of sets of `rows` queries, over `keys` keys that somebody sees, by cubes that have `round` keys under way and
-    /// of which so many keep a multiprocessor busy.
+    /// Of sets of `rows` queries, over `keys` keys that somebody sees, by cubes that have `round` keys under way.
+    /// `parts` says for a number of cubes into how many parts their keys are to be divided; none: a cube is to see
+    /// all, whatever their number.
     pub(super) fn new(
-        client: &Client,
         sizes: &Sizes,
         keys: usize,
         rows: usize,
         round: usize,
-        cubes_of_a_multiprocessor: usize,
+        parts: impl FnOnce(usize) -> Option<usize>,
     ) -> Self {
         let sets = sizes.together().div_ceil(rows);
-        let cubes = sets * sizes.kv_heads * sizes.batches;
-        let wanted = cubes_of_a_multiprocessor * launch::multiprocessors(client);
-        let direct = cubes >= wanted;
+        let parts = parts(sets * sizes.kv_heads * sizes.batches);
         let most = keys.div_ceil(LEAST_ROUNDS * round);
-        let parts = if direct { 1 } else { wanted.div_ceil(cubes).min(most) };
-        let length = keys.div_ceil(parts).next_multiple_of(round);
-        Self { sets, parts: keys.div_ceil(length), length, direct }
+        let length = keys.div_ceil(parts.unwrap_or(1).min(most)).next_multiple_of(round);
+        Self { sets, parts: keys.div_ceil(length), length, direct: parts.is_none() }
     }
 
     pub(super) fn cubes(&self, sizes: &Sizes) -> usize {
@@ -123,8 +120,9 @@ impl Plan {
         };
         plan.rows = share((1..=most_rows).rev().find(fits).unwrap_or(1));
         let mut plan = plan.in_flight();
-        let work =
-            Work::new(client, sizes, keys, plan.rows, plan.round(), CUBES_OF_A_MULTIPROCESSOR);
+        let wanted = CUBES_OF_A_MULTIPROCESSOR * launch::multiprocessors(client);
+        let parts = |cubes: usize| (cubes < wanted).then(|| wanted.div_ceil(cubes));
+        let work = Work::new(sizes, keys, plan.rows, plan.round(), parts);
         plan.direct = work.direct;
         (plan, work)
     }
@@ -171,4 +169,4 @@ impl Plan {
 const CUBES_OF_A_MULTIPROCESSOR: usize = 8;
 
 /// Rounds of a part at least: shorter ones would wait for memory most of the time.
-const LEAST_ROUNDS: usize = 2;
+pub(super) const LEAST_ROUNDS: usize = 2;

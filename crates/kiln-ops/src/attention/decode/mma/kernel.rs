@@ -8,9 +8,6 @@ use crate::exponential::exp2;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
-/// How far a score may be above the one that weights are relative to, in powers of 2.
-const GROWTH: f32 = 8.0;
-
 /// Rows of a head as a lane reads them: a chunk of 16 bytes of each.
 #[derive(CubeType, Clone, Copy)]
 struct Rows {
@@ -110,7 +107,7 @@ fn stage_queries<E: Float, N: Size>(
 }
 
 /// What a warp has of its queries. Of each eight: of the weighted sums of values fragments of 16 elements and the
-/// 8 queries; the score that the weights of query lane / 4 are relative to, and the lane's part of their sum.
+/// 8 queries; the largest score of query lane / 4, and the lane's part of the sum of its weights.
 #[derive(CubeType)]
 struct Running {
     sums: Array<Vector<f32, Const<4>>>,
@@ -184,7 +181,7 @@ fn multiply(
     scores
 }
 
-/// Makes scores weights, by the largest of their query so far or one not far below, and
+/// Makes scores weights by the largest of their query so far, by which what has been added up is weighed anew; and
 /// these, rounded, right operands: of each eight queries those of each sixteen keys from `first` on.
 #[cube]
 fn weigh(
@@ -223,12 +220,9 @@ fn weigh(
         }
         most = max(most, plane_shuffle_xor(most, 1u32));
         most = max(most, plane_shuffle_xor(most, 2u32));
-        // Weights may grow to 2⁸ before the sums are made smaller.
-        let before = running.largest[e];
-        most = select(most > before + GROWTH, most, before);
         // Where nothing has been seen yet, weights are 0.
         let shift = select(most == f32::new(LOWEST), f32::new(0.0), most);
-        let shrink = exp2(before - shift);
+        let shrink = exp2(running.largest[e] - shift);
         running.largest[e] = most;
         let mut total = running.totals[e] * shrink;
         #[unroll]
@@ -245,18 +239,15 @@ fn weigh(
         running.totals[e] = total;
         // Those of the queries whose sums the lane has.
         let (own, next) = (plane_shuffle(shrink, quad * 8), plane_shuffle(shrink, quad * 8 + 4));
-        // All lanes of a warp go the same way: they shuffle again.
-        if plane_any(own != 1.0f32 || next != 1.0f32) {
+        #[unroll]
+        for i in 0..steps {
+            let mut sum = running.sums[comptime!(e * steps + i)];
             #[unroll]
-            for i in 0..steps {
-                let mut sum = running.sums[comptime!(e * steps + i)];
-                #[unroll]
-                for r in 0..2usize {
-                    sum.insert(comptime!(2 * r), sum.extract(comptime!(2 * r)) * own);
-                    sum.insert(comptime!(2 * r + 1), sum.extract(comptime!(2 * r + 1)) * next);
-                }
-                running.sums[comptime!(e * steps + i)] = sum;
+            for r in 0..2usize {
+                sum.insert(comptime!(2 * r), sum.extract(comptime!(2 * r)) * own);
+                sum.insert(comptime!(2 * r + 1), sum.extract(comptime!(2 * r + 1)) * next);
             }
+            running.sums[comptime!(e * steps + i)] = sum;
         }
     }
     weights

@@ -17,7 +17,7 @@
 mod kernel;
 
 use super::job::Found;
-use super::plan::Work;
+use super::plan::{LEAST_ROUNDS, Work};
 use super::{NAME, Target};
 use crate::attention::problem::Problem;
 use crate::attention::simt::heads;
@@ -34,10 +34,12 @@ const FEWEST_TOGETHER: usize = 2;
 
 const WARPS: usize = 4;
 
-/// Cubes that keep a multiprocessor busy: those that are there at a time. More make more parts, and those that come
-/// later wait for these. (67 MB of keys and values in bf16 on an H200, 8 query heads for each KV head, share of the
-/// copy bandwidth: 0.73 with 2, 0.70 with 3, 0.62 with 4, 0.60 with 8.)
+/// Cubes that a multiprocessor has at a time. (67 MB of keys and values in bf16 on an H200, 8 query heads for each KV
+/// head, share of the copy bandwidth: 0.73 with 2, 0.70 with 3, 0.62 with 4, 0.60 with 8.)
 const CUBES_OF_A_MULTIPROCESSOR: usize = 2;
+
+/// Waves of cubes of which it does not matter how full the last is.
+const MANY_WAVES: usize = 4;
 
 /// Elements of 16 bytes.
 const CHUNK: usize = 8;
@@ -67,6 +69,20 @@ fn most_eights(width: usize) -> Option<usize> {
     }
 }
 
+/// Into how many parts the keys of so many cubes are divided, of which there are `slots` at a time: those with which
+/// the last cube is done first. None, whatever the number of keys: the cubes fill the device as they are, or so many
+/// times that the last ones do not matter.
+fn parts(cubes: usize, slots: usize, keys: usize, round: usize) -> Option<usize> {
+    if (slots / 2 + 1..=slots).contains(&cubes) || cubes >= MANY_WAVES * slots {
+        return None;
+    }
+    // To begin and to end takes a cube as long as some keys.
+    let time = |parts: &usize| {
+        (cubes * parts).div_ceil(slots) * (keys.div_ceil(*parts) + LEAST_ROUNDS * round)
+    };
+    (1..=(MANY_WAVES * slots).div_ceil(cubes)).min_by_key(time)
+}
+
 impl Plan {
     /// With the work, for `keys` keys that somebody sees; none where plain units are to do it.
     pub(super) fn new(problem: &Problem, keys: usize) -> Option<(Self, Work)> {
@@ -87,7 +103,9 @@ impl Plan {
             direct: false,
         };
         let (rows, round) = (plan.rows(), WARPS * plan.block());
-        let work = Work::new(client, sizes, keys, rows, round, CUBES_OF_A_MULTIPROCESSOR);
+        let slots = CUBES_OF_A_MULTIPROCESSOR * launch::multiprocessors(client);
+        let parts = |cubes| parts(cubes, slots, keys, round);
+        let work = Work::new(sizes, keys, rows, round, parts);
         plan.direct = work.direct;
         Some((plan, work))
     }
@@ -159,5 +177,26 @@ pub(super) fn run(problem: &Problem, target: &Target<'_>, plan: Plan, work: Work
             rules,
             [p.q.tensor.dtype, o.tensor.dtype].map(dtype_to_elem_type),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn no_wave_of_cubes_is_nearly_empty() {
+        let of = |cubes, keys| parts(cubes, 264, keys, 64);
+        // 9 parts of 32 would be 288 cubes, in two waves.
+        assert_eq!((of(32, 8192), of(8, 16384), of(64, 4096)), (Some(8), Some(33), Some(4)));
+        assert_eq!(
+            (of(256, 1 << 14), of(256, 64), of(133, 1 << 20), of(1056, 1)),
+            (None, None, None, None)
+        );
+        for cubes in (1..=132).chain(265..1056) {
+            let parts = of(cubes, 1 << 20).unwrap();
+            let (all, waves) = (cubes * parts, (cubes * parts).div_ceil(264));
+            assert!(all as f64 >= 0.75 * (waves * 264) as f64, "{cubes} cubes, {parts} parts");
+        }
     }
 }
