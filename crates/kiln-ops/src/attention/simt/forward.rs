@@ -66,58 +66,23 @@ pub(super) fn forward_kernel<E: Float, N: Size, M: Size>(
         );
         // Whether all rows see all keys of the block.
         let whole = key0 >= last.start && key0 + tile.other <= first.end;
-        #[unroll]
-        for i in 0..tile.unit_own {
-            let at = place(ty, i, down);
-            let mut most = f32::new(LOWEST);
-            #[unroll]
-            for j in 0..tile.unit_other {
-                let x = score(s[comptime!(i * tile.unit_other + j)], &of, rules);
-                s[comptime!(i * tile.unit_other + j)] = x;
-                if whole {
-                    most = max(most, x);
-                }
-            }
-            if !whole {
-                let span = seen(row0 + at, &of, documents, rules);
-                #[unroll]
-                for j in 0..tile.unit_other {
-                    let key = key0 + place(tx, j, across);
-                    let visible = key >= span.start && key < span.end;
-                    let x = s[comptime!(i * tile.unit_other + j)];
-                    most = max(most, select(visible, x, f32::new(LOWEST)));
-                }
-            }
-            parts[at * across + tx] = most;
-        }
+        find_largest(&mut s, &mut parts, whole, row0, key0, &of, documents, tile, rules);
         sync_cube();
-        #[unroll]
-        for i in 0..tile.unit_own {
-            let at = place(ty, i, down);
-            let mut most = largest[i];
-            #[unroll]
-            for unit in 0..across {
-                most = max(most, parts[at * across + unit]);
-            }
-            let shrink = factor(largest[i] - most, rules.ptx);
-            largest[i] = most;
-            let mut total = total_p[i] * shrink;
-            let span = seen(row0 + at, &of, documents, rules);
-            #[unroll]
-            for j in 0..tile.unit_other {
-                let key = key0 + place(tx, j, across);
-                let x = factor(s[comptime!(i * tile.unit_other + j)] - most, rules.ptx);
-                let visible = whole || (key >= span.start && key < span.end);
-                let x = select(visible, x, f32::new(0.0));
-                total += x;
-                p[place(tx, j, across) * tile.own + at] = x;
-            }
-            total_p[i] = total;
-            #[unroll]
-            for j in 0..columns {
-                sums[comptime!(i * columns + j)] *= shrink;
-            }
-        }
+        weigh(
+            &s,
+            &parts,
+            &mut p,
+            &mut largest,
+            &mut total_p,
+            &mut sums,
+            whole,
+            row0,
+            key0,
+            &of,
+            documents,
+            tile,
+            rules,
+        );
         accumulate::<E, N>(&p, v, v_head, key0, last.end, of.width, &mut right, &mut sums, tile);
     }
 
@@ -149,5 +114,96 @@ pub(super) fn forward_kernel<E: Float, N: Size, M: Size>(
     if CUBE_POS < jobs {
         let o_head = o.head(batch, head);
         store::<E, M>(&sums, &inverse, o, o_head, row0, of.queries, of.width, tile);
+    }
+}
+
+/// Makes sums scores, and leaves the largest of each row that a unit has in `parts`.
+#[cube]
+fn find_largest(
+    s: &mut Array<f32>,
+    parts: &mut [f32],
+    whole: bool,
+    row0: usize,
+    key0: usize,
+    of: &Numbers,
+    documents: &[u32],
+    #[comptime] tile: Tile,
+    #[comptime] rules: Rules,
+) {
+    let (across, down) = comptime!((tile.across(), tile.down()));
+    let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
+    #[unroll]
+    for i in 0..tile.unit_own {
+        let at = place(ty, i, down);
+        let mut most = f32::new(LOWEST);
+        #[unroll]
+        for j in 0..tile.unit_other {
+            let x = score(s[comptime!(i * tile.unit_other + j)], of, rules);
+            s[comptime!(i * tile.unit_other + j)] = x;
+            if whole {
+                most = max(most, x);
+            }
+        }
+        if !whole {
+            let span = seen(row0 + at, of, documents, rules);
+            #[unroll]
+            for j in 0..tile.unit_other {
+                let key = key0 + place(tx, j, across);
+                let visible = key >= span.start && key < span.end;
+                let x = s[comptime!(i * tile.unit_other + j)];
+                most = max(most, select(visible, x, f32::new(LOWEST)));
+            }
+        }
+        parts[at * across + tx] = most;
+    }
+}
+
+/// Lays down the weights of the scores by the largest of their row so far, by which what has been added up is weighed
+/// anew.
+#[cube]
+fn weigh(
+    s: &Array<f32>,
+    parts: &[f32],
+    p: &mut [f32],
+    largest: &mut Array<f32>,
+    total_p: &mut Array<f32>,
+    sums: &mut Array<f32>,
+    whole: bool,
+    row0: usize,
+    key0: usize,
+    of: &Numbers,
+    documents: &[u32],
+    #[comptime] tile: Tile,
+    #[comptime] rules: Rules,
+) {
+    let (across, down) = comptime!((tile.across(), tile.down()));
+    let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
+    let columns = comptime!(tile.columns());
+    #[unroll]
+    for i in 0..tile.unit_own {
+        let at = place(ty, i, down);
+        let mut most = largest[i];
+        #[unroll]
+        for unit in 0..across {
+            most = max(most, parts[at * across + unit]);
+        }
+        let shrink = factor(largest[i] - most, rules.ptx);
+        largest[i] = most;
+        let mut total = total_p[i] * shrink;
+        let span = seen(row0 + at, of, documents, rules);
+        #[unroll]
+        for j in 0..tile.unit_other {
+            let key = key0 + place(tx, j, across);
+            let x = factor(s[comptime!(i * tile.unit_other + j)] - most, rules.ptx);
+            let visible = whole || (key >= span.start && key < span.end);
+            let x = select(visible, x, f32::new(0.0));
+            total += x;
+            p[place(tx, j, across) * tile.own + at] = x;
+        }
+        total_p[i] = total;
+        #[unroll]
+        for j in 0..columns {
+            sums[comptime!(i * columns + j)] *= shrink;
+        }
     }
 }

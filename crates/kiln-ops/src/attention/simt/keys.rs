@@ -65,25 +65,10 @@ pub(super) fn keys_kernel<E: Float, N: Size, M: Size>(
                 v, v_head, key0, of.keys, dy, dy_head, row0, rows.end, of.width, &mut left,
                 &mut right, &mut dp, tile,
             );
-            #[unroll]
-            for j in 0..tile.unit_other {
-                let row = row0 + place(tx, j, across);
-                let inside = row < rows.end;
-                let span = seen(row, &of, documents, rules);
-                let at = statistics + min(row, of.queries - 1);
-                let (row_lse, row_delta) = (lse[at], delta[at]);
-                #[unroll]
-                for i in 0..tile.unit_own {
-                    let key = key0 + place(ty, i, down);
-                    let visible = inside && key >= span.start && key < span.end;
-                    let sum = s[comptime!(i * tile.unit_other + j)];
-                    let p = probability(score(sum, &of, rules), row_lse, visible, rules);
-                    let dp_at = dp[comptime!(i * tile.unit_other + j)];
-                    let ds = gradient(sum, p, dp_at, row_delta, &of, rules);
-                    dp[comptime!(i * tile.unit_other + j)] = ds;
-                    held[place(tx, j, across) * tile.own + place(ty, i, down)] = p;
-                }
-            }
+            descend(
+                &s, &mut dp, &mut held, lse, delta, statistics, key0, row0, rows.end, &of,
+                documents, tile, rules,
+            );
             accumulate::<E, N>(
                 &held,
                 dy,
@@ -129,5 +114,45 @@ pub(super) fn keys_kernel<E: Float, N: Size, M: Size>(
         let dv_head = dv.head(batch, kv_head);
         store::<E, M>(&dk_sums, &scales, dk, dk_head, key0, of.keys, of.width, tile);
         store::<E, M>(&dv_sums, &ones, dv, dv_head, key0, of.keys, of.width, tile);
+    }
+}
+
+/// Lays down the probabilities of a block of queries and makes their gradients those of scores.
+#[cube]
+fn descend(
+    s: &Array<f32>,
+    dp: &mut Array<f32>,
+    held: &mut [f32],
+    lse: &[f32],
+    delta: &[f32],
+    statistics: usize,
+    key0: usize,
+    row0: usize,
+    row_end: usize,
+    of: &Numbers,
+    documents: &[u32],
+    #[comptime] tile: Tile,
+    #[comptime] rules: Rules,
+) {
+    let (across, down) = comptime!((tile.across(), tile.down()));
+    let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
+    #[unroll]
+    for j in 0..tile.unit_other {
+        let row = row0 + place(tx, j, across);
+        let inside = row < row_end;
+        let span = seen(row, of, documents, rules);
+        let at = statistics + min(row, of.queries - 1);
+        let (row_lse, row_delta) = (lse[at], delta[at]);
+        #[unroll]
+        for i in 0..tile.unit_own {
+            let key = key0 + place(ty, i, down);
+            let visible = inside && key >= span.start && key < span.end;
+            let sum = s[comptime!(i * tile.unit_other + j)];
+            let p = probability(score(sum, of, rules), row_lse, visible, rules);
+            let dp_at = dp[comptime!(i * tile.unit_other + j)];
+            let ds = gradient(sum, p, dp_at, row_delta, of, rules);
+            dp[comptime!(i * tile.unit_other + j)] = ds;
+            held[place(tx, j, across) * tile.own + place(ty, i, down)] = p;
+        }
     }
 }

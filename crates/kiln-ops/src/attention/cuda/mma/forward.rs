@@ -9,7 +9,7 @@ use super::plan::Plan;
 use super::product::{
     Product, for_rows, lanes, multiply_columns, multiply_rows, round_sums, zeros,
 };
-use super::rows::{Place, stage_sums, store_rows};
+use super::rows::{stage_sums, store_rows};
 use super::score::{Numbers, Score, exponent_factor, shaped};
 use super::work::{Heads, Sizes, head_of};
 use crate::exponential::{exp2, log2};
@@ -126,6 +126,29 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
         multiply_columns(&mut totals, &weights, stage + block_bytes + lanes.along, totals_of);
     }
 
+    let factors = settle(&sums, &largest, lse, own, work.owner, &sizes, &numbers, spec);
+    // Where nothing was seen, the queries may still be on their way to where the result goes.
+    copy_wait(0u32);
+    sync_cube();
+    let staged = span.own_in_cube * pitch;
+    stage_sums(&totals, &factors, base + staged, totals_of);
+    let place = o_heads.place(batch, head, own, sizes.queries, 0u32.runtime());
+    store_rows::<E, C>(&shared, o, staged, &place, totals_of, rows);
+}
+
+/// What makes totals results, and the log-sum-exps if they are kept.
+#[cube]
+fn settle(
+    sums: &Array<f32>,
+    largest: &Array<f32>,
+    lse: &mut [f32],
+    own: u32,
+    owner: u32,
+    sizes: &Sizes,
+    numbers: &Numbers,
+    #[comptime] spec: Forward,
+) -> Array<f32> {
+    let (fragments, lane) = (comptime!(spec.plan.tile.fragments), UNIT_POS % 32);
     let mut factors = Array::<f32>::new(comptime!(2 * fragments));
     #[unroll]
     for i in 0..comptime!(2 * fragments) {
@@ -136,20 +159,13 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
         if comptime!(spec.lse) {
             let row = own + lane / 4 + comptime!(i as u32 * 8);
             if lane % 4 < 1 && row < sizes.queries {
-                let exponent = largest[i] * exponent_factor(&numbers, spec.score) + log2(sum);
-                let lse_at = work.owner as usize * sizes.queries as usize + row as usize;
+                let exponent = largest[i] * exponent_factor(numbers, spec.score) + log2(sum);
+                let lse_at = owner as usize * sizes.queries as usize + row as usize;
                 lse[lse_at] = select(blind, f32::new(f32::INFINITY), exponent);
             }
         }
     }
-    // Where nothing was seen, the queries may still be on their way to where the result goes.
-    copy_wait(0u32);
-    sync_cube();
-    let staged = span.own_in_cube * pitch;
-    stage_sums(&totals, &factors, base + staged, totals_of);
-    let (o_base, end) = (o_heads.element(batch, head), sizes.queries);
-    let place = Place { base: o_base, row: o_heads.row, first: own, end, chunk: 0u32.runtime() };
-    store_rows::<E, C>(&shared, o, staged, &place, totals_of, rows);
+    factors
 }
 
 /// Scores that a factor alone does not make exponents.

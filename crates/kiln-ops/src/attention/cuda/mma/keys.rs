@@ -10,7 +10,7 @@ use super::product::{
     Product, for_rows, lanes, multiply_columns, multiply_rows, round_sums, zeros,
 };
 use super::queries::Gradient;
-use super::rows::{Head, Place, Rows, stage_sums, store_rows};
+use super::rows::{Head, Rows, stage_sums, store_rows};
 use super::score::{Numbers, Score, weigh};
 use super::work::{Heads, Sizes, head_of};
 use crate::tile::cuda::ptx::*;
@@ -93,17 +93,11 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let mut slopes = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut weights = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
     let mut gradients = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
-    // Block and head.
-    let mut at = 0u32.runtime();
-    let mut head = 0u32.runtime();
+    let mut turn = Turn { at: 0u32.runtime(), head: 0u32.runtime() };
     for j in 0..total {
-        let query0 = (span.begin + at) * block;
-        at += 1;
-        if at == count {
-            at = 0u32.runtime();
-            head += 1;
-        }
-        let (next_head, next) = (head, (span.begin + at) * block);
+        let query0 = (span.begin + turn.at) * block;
+        turn.step(count);
+        let (next_head, next) = (turn.head, (span.begin + turn.at) * block);
         // The block is there, and the stage that is filled now has been read.
         copy_wait(0u32);
         sync_cube();
@@ -118,33 +112,17 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
         multiply_rows(&mut scores, k_lane, right, scores_of);
         multiply_rows(&mut slopes, k_lane + stay_bytes, right + block_bytes, scores_of);
         let numbers_at = stage + comptime!(2 * plan.block_bytes()) + lane % 4 * 8;
-        if span.clear(query0, block) {
-            let reach = Reach::everything(fragments);
-            descend(
-                &mut scores,
-                &mut slopes,
-                numbers_at,
-                &numbers,
-                &reach,
-                false,
-                scores_of,
-                spec.score,
-            );
-        } else {
-            let (row, col) = (own + lane / 4, query0 + lane % 4 * 2);
-            let side = comptime!(Side::Keys);
-            let reach = Reach::new(row, col, &sizes, documents, fragments, side, limits);
-            descend(
-                &mut scores,
-                &mut slopes,
-                numbers_at,
-                &numbers,
-                &reach,
-                true,
-                scores_of,
-                spec.score,
-            );
-        }
+        descend_block(
+            &mut scores,
+            &mut slopes,
+            numbers_at,
+            &numbers,
+            &span,
+            query0,
+            &sizes,
+            documents,
+            spec,
+        );
         round_sums(&scores, &mut weights, scores_of);
         round_sums(&slopes, &mut gradients, scores_of);
         let right = stage + lanes.along + part;
@@ -168,12 +146,28 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let staged = span.own_in_cube * pitch + part;
     stage_sums(&dk_totals, &scales, base + staged, totals_of);
     stage_sums(&dv_totals, &ones, base + staged + stay_bytes, totals_of);
-    let (end, chunk) = (sizes.keys, part / 16);
-    let (dk_base, dv_base) = (dk_heads.element(batch, kv_head), dv_heads.element(batch, kv_head));
-    let place = Place { base: dk_base, row: dk_heads.row, first: own, end, chunk };
+    let place = dk_heads.place(batch, kv_head, own, sizes.keys, part / 16);
     store_rows::<E, C>(&shared, dk, staged, &place, totals_of, rows);
-    let place = Place { base: dv_base, row: dv_heads.row, first: own, end, chunk };
+    let place = dv_heads.place(batch, kv_head, own, sizes.keys, part / 16);
     store_rows::<E, C>(&shared, dv, staged + stay_bytes, &place, totals_of, rows);
+}
+
+/// A block of queries, of those that a cube takes of each head, and a head of the group.
+#[derive(CubeType)]
+struct Turn {
+    at: u32,
+    head: u32,
+}
+
+#[cube]
+impl Turn {
+    fn step(&mut self, count: u32) {
+        self.at += 1;
+        if self.at == count {
+            self.at = 0u32.runtime();
+            self.head += 1;
+        }
+    }
 }
 
 /// What passes by: queries, their gradients, and the two numbers of each; the heads of a group one after the other.
@@ -219,6 +213,33 @@ impl Passing {
                 copy_4(dst + at * 4, from, select(query < queries, 4u32, 0u32));
             }
         }
+    }
+}
+
+/// [`descend`] in the block of queries from `query0` on.
+#[cube]
+fn descend_block(
+    scores: &mut Array<Vector<f32, Const<4>>>,
+    slopes: &mut Array<Vector<f32, Const<4>>>,
+    numbers_at: u32,
+    numbers: &Numbers,
+    span: &Span,
+    query0: u32,
+    sizes: &Sizes,
+    documents: &[u32],
+    #[comptime] spec: Gradient,
+) {
+    let (tile, scores_of) = comptime!((spec.plan.tile, spec.plan.scores()));
+    let fragments = comptime!(tile.fragments);
+    if span.clear(query0, comptime!(tile.block)) {
+        let reach = Reach::everything(fragments);
+        descend(scores, slopes, numbers_at, numbers, &reach, false, scores_of, spec.score);
+    } else {
+        let lane = UNIT_POS % 32;
+        let (row, col) = (span.own + lane / 4, query0 + lane % 4 * 2);
+        let side = comptime!(Side::Keys);
+        let reach = Reach::new(row, col, sizes, documents, fragments, side, spec.limits);
+        descend(scores, slopes, numbers_at, numbers, &reach, true, scores_of, spec.score);
     }
 }
 

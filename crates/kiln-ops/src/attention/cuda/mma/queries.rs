@@ -10,7 +10,7 @@ use super::plan::Plan;
 use super::product::{
     Product, for_rows, lanes, multiply_columns, multiply_rows, round_sums, zeros,
 };
-use super::rows::{Place, stage_sums, store_rows};
+use super::rows::{stage_sums, store_rows};
 use super::score::{Numbers, Score, weigh};
 use super::work::{Heads, Sizes, head_of};
 use crate::tile::cuda::ptx::*;
@@ -84,15 +84,7 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
     let lane = UNIT_POS % 32;
     let lanes = lanes(pitch);
     let q_lane = base + span.own_in_cube * pitch + lanes.along;
-    let mut exponents = Array::<f32>::new(comptime!(2 * fragments));
-    let mut deltas = Array::<f32>::new(comptime!(2 * fragments));
-    #[unroll]
-    for i in 0..comptime!(2 * fragments) {
-        let query = min(own + lane / 4 + comptime!(i as u32 * 8), queries - 1);
-        let at = work.owner as usize * queries as usize + query as usize;
-        exponents[i] = lse[at];
-        deltas[i] = delta[at];
-    }
+    let taken = Taken::new(lse, delta, own, work.owner, queries, fragments);
     let mut totals = zeros(totals_of);
     let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
     let mut slopes = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
@@ -115,35 +107,7 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
         let right = stage + lanes.across;
         multiply_rows(&mut scores, q_lane, right, scores_of);
         multiply_rows(&mut slopes, q_lane + stay_bytes, right + block_bytes, scores_of);
-        if span.clear(key0, block) {
-            let reach = Reach::everything(fragments);
-            descend(
-                &mut scores,
-                &slopes,
-                &exponents,
-                &deltas,
-                &numbers,
-                &reach,
-                false,
-                scores_of,
-                spec.score,
-            );
-        } else {
-            let (row, col) = (own + lane / 4, key0 + lane % 4 * 2);
-            let side = comptime!(Side::Queries);
-            let reach = Reach::new(row, col, &sizes, documents, fragments, side, limits);
-            descend(
-                &mut scores,
-                &slopes,
-                &exponents,
-                &deltas,
-                &numbers,
-                &reach,
-                true,
-                scores_of,
-                spec.score,
-            );
-        }
+        descend_block(&mut scores, &slopes, &taken, &numbers, &span, key0, &sizes, documents, spec);
         round_sums(&scores, &mut weights, scores_of);
         multiply_columns(&mut totals, &weights, stage + lanes.along, totals_of);
         if comptime!(!double) {
@@ -162,14 +126,65 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
     sync_cube();
     let staged = span.own_in_cube * pitch;
     stage_sums(&totals, &factors, base + staged, totals_of);
-    let place = Place {
-        base: dq_heads.element(batch, head),
-        row: dq_heads.row,
-        first: own,
-        end: queries,
-        chunk: 0u32.runtime(),
-    };
+    let place = dq_heads.place(batch, head, own, queries, 0u32.runtime());
     store_rows::<E, C>(&shared, dq, staged, &place, totals_of, rows);
+}
+
+/// What is taken off the scores of a lane's rows, and off the gradients of their weights.
+#[derive(CubeType)]
+struct Taken {
+    exponents: Array<f32>,
+    deltas: Array<f32>,
+}
+
+#[cube]
+impl Taken {
+    fn new(
+        lse: &[f32],
+        delta: &[f32],
+        own: u32,
+        owner: u32,
+        queries: u32,
+        #[comptime] fragments: usize,
+    ) -> Taken {
+        let mut exponents = Array::<f32>::new(comptime!(2 * fragments));
+        let mut deltas = Array::<f32>::new(comptime!(2 * fragments));
+        #[unroll]
+        for i in 0..comptime!(2 * fragments) {
+            let query = min(own + UNIT_POS % 32 / 4 + comptime!(i as u32 * 8), queries - 1);
+            let at = owner as usize * queries as usize + query as usize;
+            exponents[i] = lse[at];
+            deltas[i] = delta[at];
+        }
+        Taken { exponents, deltas }
+    }
+}
+
+/// [`descend`] in the block of keys from `key0` on.
+#[cube]
+fn descend_block(
+    scores: &mut Array<Vector<f32, Const<4>>>,
+    slopes: &Array<Vector<f32, Const<4>>>,
+    taken: &Taken,
+    numbers: &Numbers,
+    span: &Span,
+    key0: u32,
+    sizes: &Sizes,
+    documents: &[u32],
+    #[comptime] spec: Gradient,
+) {
+    let (tile, scores_of) = comptime!((spec.plan.tile, spec.plan.scores()));
+    let fragments = comptime!(tile.fragments);
+    if span.clear(key0, comptime!(tile.block)) {
+        let reach = Reach::everything(fragments);
+        descend(scores, slopes, taken, numbers, &reach, false, scores_of, spec.score);
+    } else {
+        let lane = UNIT_POS % 32;
+        let (row, col) = (span.own + lane / 4, key0 + lane % 4 * 2);
+        let side = comptime!(Side::Queries);
+        let reach = Reach::new(row, col, sizes, documents, fragments, side, spec.limits);
+        descend(scores, slopes, taken, numbers, &reach, true, scores_of, spec.score);
+    }
 }
 
 /// Makes scores their gradients, but for the scale; `slopes` are those of the weights.
@@ -177,8 +192,7 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
 fn descend(
     scores: &mut Array<Vector<f32, Const<4>>>,
     slopes: &Array<Vector<f32, Const<4>>>,
-    exponents: &Array<f32>,
-    deltas: &Array<f32>,
+    taken: &Taken,
     numbers: &Numbers,
     reach: &Reach,
     #[comptime] masked: bool,
@@ -193,8 +207,8 @@ fn descend(
         #[unroll]
         for e in 0..4usize {
             let row = comptime!(c / across * 2 + e / 2);
-            let (_, steep) = weigh(score.extract(e), exponents[row], numbers, kind);
-            let mut gradient = steep * (slope.extract(e) - deltas[row]);
+            let (_, steep) = weigh(score.extract(e), taken.exponents[row], numbers, kind);
+            let mut gradient = steep * (slope.extract(e) - taken.deltas[row]);
             if comptime!(masked) {
                 let seen = reach.takes(row, comptime!((c % across * 8 + e % 2) as i32));
                 gradient = select(seen, gradient, 0.0f32);

@@ -1,7 +1,7 @@
 //! Which tile of which head a cube makes, and where heads are.
 
 use super::mask::Limits;
-use super::rows::Head;
+use super::rows::{Head, Place};
 use crate::attention::problem::{HeadsView, Problem};
 use crate::tile::cuda::ptx::global_address;
 use cubecl::prelude::*;
@@ -15,7 +15,7 @@ pub(super) struct Heads {
     first: usize,
     batch: usize,
     pub(super) head: usize,
-    pub(super) row: usize,
+    row: usize,
 }
 
 impl HeadsLaunch {
@@ -28,8 +28,13 @@ impl HeadsLaunch {
 #[cube]
 impl Heads {
     /// The first element of a head.
-    pub(super) fn element(&self, batch: u32, head: u32) -> usize {
+    fn element(&self, batch: u32, head: u32) -> usize {
         self.first + batch as usize * self.batch + head as usize * self.head
+    }
+
+    /// A head's rows from `first` up to `end`, from a chunk of columns on.
+    pub(super) fn place(&self, batch: u32, head: u32, first: u32, end: u32, chunk: u32) -> Place {
+        Place { base: self.element(batch, head), row: self.row, first, end, chunk }
     }
 }
 

@@ -5,7 +5,6 @@
 
 use super::consumer::{BOTH, READ, hand_over};
 use super::kernel::Rings;
-use super::places::GradientPlaces;
 use super::plan::{Gradient, PART, STAGES};
 use super::rows::{COMPLETE, MASKED, OTHERS};
 use super::weights::{Pairs, Sums, slopes, weigh};
@@ -90,7 +89,7 @@ pub(super) fn step(
     out_at: &ChunkAddresses,
     key: u32,
     places: &Places,
-    more: &GradientPlaces,
+    scale: f32,
     #[comptime] gradient: Gradient,
 ) {
     let (stage, phase) = (reading.q.stage * 1u32, reading.q.phase * 1u32);
@@ -156,7 +155,7 @@ pub(super) fn step(
         rings.dy.release(stage);
     }
     arrive_units(1 - me.number + READ, 256u32);
-    write_queries(&mut dq, me, rings, reading, out_at, known, more, gradient);
+    write_queries(&mut dq, me, rings, reading, out_at, known, scale, gradient);
     wgmma_wait_pending(0u32);
     if me.unit == 0u32 {
         rings.q.release(stage);
@@ -173,7 +172,7 @@ fn write_queries(
     reading: &mut Reading,
     out_at: &ChunkAddresses,
     known: u32,
-    more: &GradientPlaces,
+    scale: f32,
     #[comptime] gradient: Gradient,
 ) {
     let op = comptime!(gradient.of_queries().op);
@@ -191,7 +190,7 @@ fn write_queries(
             }
             reading.others.advance(1u32);
         }
-        dq[0] = scale_rows::<Const<32>>(dq[0], Vector::new(more.scale));
+        dq[0] = scale_rows::<Const<32>>(dq[0], Vector::new(scale));
         let stored = comptime!(Stored::Float16(gradient.float));
         store_parts::<Const<32>>(dq[0], out_at, 0u32, 0usize, 4usize, stored, false);
     } else {

@@ -5,7 +5,7 @@
 
 use super::block::{Operands, Reading, step};
 use super::kernel::{Rings, Tiles};
-use super::places::{GradientPlaces, key_tile};
+use super::places::key_tile;
 use super::plan::{Gradient, KEYS, PART};
 use crate::attention::cuda::wgmma::forward::NONE;
 use crate::attention::cuda::wgmma::places::Places;
@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 pub(super) const BOTH: u32 = 3;
 pub(super) const READ: u32 = 4;
 
-/// Makes the gradients of all tiles of this cube; for the units of a warpgroup.
+/// Makes the gradients of all tiles of this cube, those of queries and keys times `scale`; for the units of a warpgroup.
 #[cube]
 pub(super) fn consume(
     shared: &Shared<[u32]>,
@@ -28,7 +28,7 @@ pub(super) fn consume(
     warp: u32,
     rings: &Rings,
     places: &Places,
-    more: &GradientPlaces,
+    scale: f32,
     #[comptime] gradient: Gradient,
 ) {
     let size!(Keys) = comptime!(gradient.held());
@@ -68,7 +68,7 @@ pub(super) fn consume(
                     &out_at,
                     key,
                     places,
-                    more,
+                    scale,
                     gradient,
                 );
             }
@@ -77,7 +77,7 @@ pub(super) fn consume(
                 rings.v.release(0u32);
             }
         }
-        write_tile::<Keys>(&me, rings, &mut reading, &out_at, more, gradient);
+        write_tile::<Keys>(&me, rings, &mut reading, &out_at, scale, gradient);
         tiles.next(shared, rings, gradient);
     }
 }
@@ -89,7 +89,7 @@ fn write_tile<O: Size>(
     rings: &Rings,
     reading: &mut Reading,
     out_at: &ChunkAddresses,
-    more: &GradientPlaces,
+    scale: f32,
     #[comptime] gradient: Gradient,
 ) {
     let stored = comptime!(Stored::Float16(gradient.float));
@@ -101,7 +101,7 @@ fn write_tile<O: Size>(
     let mut dv = Array::<Vector<f32, O>>::new(1usize);
     dv[0] = sums_read::<O>(gradient.dv());
     dk[0] = sums_read::<O>(gradient.dk());
-    dk[0] = scale_rows::<O>(dk[0], Vector::new(more.scale));
+    dk[0] = scale_rows::<O>(dk[0], Vector::new(scale));
     let to_others = comptime!(gradient.others_at() - gradient.out_at());
     #[unroll]
     for c in 0..gradient.chunks() {

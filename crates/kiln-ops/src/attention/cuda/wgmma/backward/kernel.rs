@@ -164,7 +164,7 @@ pub(crate) fn attention_wgmma_backward_kernel<E: Float>(
         }
     } else {
         registers_increase(comptime!(gradient.registers()[0]));
-        consume(&shared, base, warp, &rings, &places, &more, gradient);
+        consume(&shared, base, warp, &rings, &places, more.scale, gradient);
     }
 }
 
