@@ -123,8 +123,7 @@ impl CausalSelfAttention {
     ///
     /// # Panics
     ///
-    /// With the message of [`kiln_ops::OpError`] if `x` has another width or more positions than
-    /// the layer.
+    /// With the message of [`kiln_ops::OpError`] if `x` has no positions, more than the layer, or another width.
     #[track_caller]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let (qkv, options) = (self.project(x, 0), AttentionOptions::default());
@@ -136,8 +135,8 @@ impl CausalSelfAttention {
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward), the positions in the cache included; and if there are more than it has room
-    /// for.
+    /// As [`forward`](Self::forward), the positions in the cache included; if there are more than it has room for; and if
+    /// what is in it is of another batch, element type or device.
     #[track_caller]
     pub fn forward_cached(&self, x: Tensor<3>, cache: &mut KvCache) -> Tensor<3> {
         let qkv = self.project(x, cache.len());

@@ -93,8 +93,15 @@ fn documents(call: &Call<'_>) -> Result<Option<Documents>, OpError> {
         return Ok(None);
     }
     let ends: Vec<i64> = call.int(ENDS).into_data().iter().collect();
-    // What is below 0 is no end either way.
-    let ends: Vec<usize> = ends.into_iter().map(|end| end.max(0) as usize).collect();
+    let end = |end: i64| {
+        usize::try_from(end).map_err(|_| OpError::Attribute {
+            op: SPEC.name,
+            attribute: "cu_seqlens",
+            found: end.to_string(),
+            expected: "ends of 0 and more".into(),
+        })
+    };
+    let ends = ends.into_iter().map(end).collect::<Result<Vec<_>, _>>()?;
     Documents::from_cu_seqlens(&ends, &call.float::<4>(0).device()).map(Some)
 }
 

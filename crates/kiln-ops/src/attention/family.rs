@@ -24,7 +24,7 @@ const FAMILIES: &[Kernels] = &[
     #[cfg(feature = "cuda")]
     Kernels {
         family: Family::Wgmma,
-        takes: |problem| wgmma::takes(problem) && mma::takes(problem),
+        takes: wgmma::takes,
         forward: wgmma::forward,
         backward: wgmma_backward,
     },

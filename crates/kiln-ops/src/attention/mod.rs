@@ -71,15 +71,22 @@ impl AttentionOptions {
 
     fn check(&self, width: usize) -> Result<(), OpError> {
         let check = Check(OP);
-        check.number("scale", self.scale_for(width), true, "a finite number")?;
+        // Kernels hold them in f32, for powers of 2.
+        let held = |x: f64| ((2.0 * std::f64::consts::LOG2_E * x) as f32).is_finite();
+        let scale = self.scale_for(width);
+        check.number("scale", scale, held(scale), "a finite number")?;
         if let Some(window) = self.window {
             check.number("window", window as f64, window > 0, "at least 1")?;
             check.number("window", window as f64, self.causal, "none without `causal`")?;
         }
         if let Some(cap) = self.softcap {
-            // Kernels hold it in f32.
-            let held = cap as f32;
-            check.number("softcap", cap, held > 0.0 && held.is_finite(), "a number above 0")?;
+            let ok = cap > 0.0 && cap as f32 > 0.0 && held(cap) && held(scale / cap);
+            check.number(
+                "softcap",
+                cap,
+                ok,
+                "a number above 0, within f32 as scale / softcap is",
+            )?;
         }
         Ok(())
     }
@@ -146,7 +153,8 @@ pub fn attention_qkv(
     let check = Check(OP);
     check.float("qkv", &qkv)?;
     let groups = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
-    check.number("heads", heads as f64, groups, "a multiple of `kv_heads`, both at least 1")?;
+    let expected = format!("a multiple of `kv_heads` = {kv_heads}, both at least 1");
+    check.number("heads", heads as f64, groups, &expected)?;
     let [batch, length, all] = qkv.dims();
     let total = heads + 2 * kv_heads;
     let ok = length > 0 && all > 0 && all.is_multiple_of(total);

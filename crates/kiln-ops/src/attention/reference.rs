@@ -23,7 +23,9 @@ pub fn attention(
 
     // The queries of one key head stand below each other, so that no key is repeated.
     let q = q.reshape([batch, kv_heads, group * queries, width]);
-    let scores = matmul(q, k.swap_dims(2, 3)).cast(DType::F32).mul_scalar(scale);
+    // Sums of products may be more than f16 holds.
+    let wide = |t: Tensor<4>| if dtype == DType::F16 { t.cast(DType::F32) } else { t };
+    let scores = matmul(wide(q), wide(k).swap_dims(2, 3)).cast(DType::F32).mul_scalar(scale);
     let mut scores = scores.reshape([batch * kv_heads, group, queries, keys]);
     if let Some(cap) = options.softcap {
         scores = scores.div_scalar(cap).tanh().mul_scalar(cap);

@@ -17,14 +17,14 @@ use burn::tensor::{DType, Device, Tensor};
 /// its memory until either of them goes on.
 #[derive(Debug, Clone)]
 pub struct KvCache {
-    /// There but for the time of a call.
+    /// There but for the time of a call, and after one that panicked.
     held: Option<[Tensor<4>; 2]>,
     shape: [usize; 4],
     len: usize,
 }
 
 impl KvCache {
-    /// Memory for `[B, Hkv, capacity, D]`, nothing of it filled.
+    /// Memory for `[B, Hkv, capacity, D]` of `dtype`, f32, bf16 or f16, nothing of it filled.
     pub fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Self {
         let device = device.clone().inner();
         let zeros = || Tensor::zeros(shape, (&device, dtype));
@@ -48,8 +48,9 @@ impl KvCache {
 
     /// Whether it is one of this shape, element type and device.
     pub fn fits(&self, shape: [usize; 4], dtype: DType, device: &Device) -> bool {
-        let keys = &self.both()[0];
-        self.shape == shape && keys.dtype() == dtype && keys.device() == device.clone().inner()
+        self.held.as_ref().is_some_and(|[keys, _]| {
+            self.shape == shape && keys.dtype() == dtype && keys.device() == device.clone().inner()
+        })
     }
 
     /// Forgets all positions and keeps the memory.
@@ -59,11 +60,8 @@ impl KvCache {
 
     /// The keys and the values that are filled, `[B, Hkv, len, D]`, if any are.
     pub fn filled(&self) -> Option<[Tensor<4>; 2]> {
-        (self.len > 0).then(|| self.both().clone().map(|all| all.narrow(2, 0, self.len)))
-    }
-
-    fn both(&self) -> &[Tensor<4>; 2] {
-        self.held.as_ref().expect("a call that did not end took the cache with it")
+        let held = self.held.clone().filter(|_| self.len > 0)?;
+        Some(held.map(|all| all.narrow(2, 0, self.len)))
     }
 }
 
@@ -71,7 +69,7 @@ impl KvCache {
 /// values are added.
 ///
 /// * `qkv`: `[B, T, (H + 2·Hkv)·D]`: the H = `heads` heads of the queries, the Hkv of the keys, those of the values;
-///   B, Hkv, D and the element type are those of the cache.
+///   B, Hkv, D and the element type, f32, bf16 or f16, are those of the cache.
 ///
 /// Returns `[B, T, H·D]`. It is for generation: the result is cut off from what made `qkv`, which gets no gradient.
 ///
@@ -91,24 +89,32 @@ pub fn attention_cached(
     check.float("qkv", &qkv)?;
     let [batch, kv_heads, capacity, width] = cache.dims();
     let groups = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
-    check.number("heads", heads as f64, groups, "a multiple of the cache's, both at least 1")?;
+    let expected = format!("a multiple of the cache's {kv_heads}, both at least 1");
+    check.number("heads", heads as f64, groups, &expected)?;
     let [_, length, _] = qkv.dims();
     let all = (heads + 2 * kv_heads) * width;
     let ok = qkv.dims() == [batch, length, all] && length > 0;
     let expected = format!("[{batch}, T, {all}] for {heads} heads and the cache, T at least 1");
     check.shape("qkv", &qkv.dims(), ok, expected)?;
     check.number("head_dim", width as f64, width > 0, "at least 1")?;
-    check.dtype("qkv", &qkv, &[cache.both()[0].dtype()])?;
+    let lost = || OpError::Attribute {
+        op: OP,
+        attribute: "cache",
+        found: "lost by a call that failed".into(),
+        expected: "one that is whole".into(),
+    };
+    let [keys, _] = cache.held.as_ref().ok_or_else(lost)?;
+    check.dtype("qkv", &qkv, &[keys.dtype()])?;
     let tracked = qkv.is_autodiff();
     let qkv = qkv.inner();
-    check.device("cache", &cache.both()[0].device(), &qkv.device())?;
+    check.device("cache", &keys.device(), &qkv.device())?;
     options.check(width)?;
     let end = cache.len + length;
     let expected = format!("at most {capacity}, the capacity of the cache");
     check.number("positions", end as f64, end <= capacity, &expected)?;
     // Alike for a prompt and for what follows.
-    let choice = choose(&cache.both()[0], width)?;
-    let held = cache.held.take().expect("it was there");
+    let choice = choose(keys, width)?;
+    let held = cache.held.take().ok_or_else(lost)?;
     let (y, held) = match choice {
         #[cfg(feature = "cube")]
         Choice::Fused => backend::fused(qkv, heads, held, cache.len, options),

@@ -44,7 +44,7 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let (scores_of, totals_of) = comptime!((plan.scores(), plan.totals()));
     let pitch = comptime!(rows.pitch());
     let block = comptime!(tile.block);
-    let (double, fragments) = comptime!((tile.stages == 2, tile.fragments));
+    let double = comptime!(tile.stages == 2);
     let shared =
         Shared::<[Vector<E, C>]>::new_aligned_slice(comptime!(plan.bytes() / 16), 128usize);
     let base = generic_to_shared::<Vector<E, C>>(shared.as_ptr());
@@ -146,10 +146,10 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let staged = span.own_in_cube * pitch + part;
     stage_sums(&dk_totals, &scales, base + staged, totals_of);
     stage_sums(&dv_totals, &ones, base + staged + stay_bytes, totals_of);
-    let place = dk_heads.place(batch, kv_head, own, sizes.keys, part / 16);
-    store_rows::<E, C>(&shared, dk, staged, &place, totals_of, rows);
-    let place = dv_heads.place(batch, kv_head, own, sizes.keys, part / 16);
-    store_rows::<E, C>(&shared, dv, staged + stay_bytes, &place, totals_of, rows);
+    let dk_place = dk_heads.place(batch, kv_head, own, sizes.keys, part / 16);
+    let dv_place = dv_heads.place(batch, kv_head, own, sizes.keys, part / 16);
+    store_rows::<E, C>(&shared, dk, staged, &dk_place, totals_of, rows);
+    store_rows::<E, C>(&shared, dv, staged + stay_bytes, &dv_place, totals_of, rows);
 }
 
 /// A block of queries, of those that a cube takes of each head, and a head of the group.

@@ -33,7 +33,11 @@ use work::{Grid, HeadsLaunch};
 /// Elements of 16 bytes.
 const CHUNK: usize = 8;
 
-/// Whether this family takes it: element type, width, alignment, device.
+/// The largest soft-cap that tensor cores take: c·tanh(s/c) is made of c − 2c/(1 + e^(2s/c)) there, whose error of c·2⁻²³
+/// or so makes one of 0.1 % in a weight.
+const LARGEST_CAP: f32 = 1024.0;
+
+/// Whether this family takes it: element type, width, alignment, soft-cap, device.
 pub(crate) fn takes(problem: &Problem) -> bool {
     let hardware = Hardware::of(&problem.q.tensor.client);
     let width = problem.sizes.width;
@@ -41,6 +45,7 @@ pub(crate) fn takes(problem: &Problem) -> bool {
         && matches!(problem.q.tensor.dtype, DType::BF16 | DType::F16)
         && (16..=256).contains(&width)
         && width.is_multiple_of(CHUNK)
+        && problem.softcap.is_none_or(|cap| cap <= LARGEST_CAP)
         && [&problem.q, &problem.k, &problem.v].into_iter().all(|view| view.aligned(width))
         && [Pass::Forward, Pass::Queries, Pass::Keys]
             .into_iter()

@@ -81,7 +81,6 @@ pub(super) fn queries_kernel<E: Float, C: Size>(
     }
     copy_commit();
 
-    let lane = UNIT_POS % 32;
     let lanes = lanes(pitch);
     let q_lane = base + span.own_in_cube * pitch + lanes.along;
     let taken = Taken::new(lse, delta, own, work.owner, queries, fragments);

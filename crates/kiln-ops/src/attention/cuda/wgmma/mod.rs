@@ -31,18 +31,11 @@ pub(crate) use backward::{backward, takes_backward};
 /// queries pass too.
 const CACHED: usize = 32 << 20;
 
-/// Whether this family takes it: element type, width, alignment of strides and addresses.
+/// Whether this family takes it: what [mma](super::mma) takes, on Hopper.
 pub(crate) fn takes(problem: &Problem) -> bool {
-    let sizes = &problem.sizes;
-    let views = [&problem.q, &problem.k, &problem.v];
-    Hardware::of(&problem.q.tensor.client).wgmma
-        && matches!(problem.q.tensor.dtype, DType::BF16 | DType::F16)
-        && (16..=256).contains(&sizes.width)
-        && sizes.width.is_multiple_of(8)
-        // The largest score is found before it is scaled.
-        && problem.scale > 0.0
-        && problem.softcap.is_none_or(|cap| cap > 0.0)
-        && views.into_iter().all(|view| view.aligned(sizes.width))
+    // The largest score is found before it is scaled.
+    let rising = problem.scale > 0.0;
+    Hardware::of(&problem.q.tensor.client).wgmma && rising && super::mma::takes(problem)
 }
 
 /// Writes o; and lse if it is given.

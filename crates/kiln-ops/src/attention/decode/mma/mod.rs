@@ -36,7 +36,7 @@ const WARPS: usize = 4;
 
 /// Cubes that a multiprocessor has at a time. (67 MB of keys and values in bf16 on an H200, 8 query heads for each KV
 /// head, share of the copy bandwidth: 0.73 with 2, 0.70 with 3, 0.62 with 4, 0.60 with 8.)
-const CUBES_OF_A_MULTIPROCESSOR: usize = 2;
+const RESIDENT: usize = 2;
 
 /// Waves of cubes of which it does not matter how full the last is.
 const MANY_WAVES: usize = 4;
@@ -102,8 +102,11 @@ impl Plan {
             single: sizes.queries == 1,
             direct: false,
         };
+        if plan.shared() > client.properties().hardware.max_shared_memory_size {
+            return None;
+        }
         let (rows, round) = (plan.rows(), WARPS * plan.block());
-        let slots = CUBES_OF_A_MULTIPROCESSOR * launch::multiprocessors(client);
+        let slots = RESIDENT * launch::multiprocessors(client);
         let parts = |cubes| parts(cubes, slots, keys, round);
         let work = Work::new(sizes, keys, rows, round, parts);
         plan.direct = work.direct;
@@ -133,6 +136,12 @@ impl Plan {
     /// Words of four that a lane has of the keys of a block, or of the values.
     fn held(&self) -> usize {
         self.sixteens * self.steps()
+    }
+
+    /// Bytes of shared memory.
+    fn shared(&self) -> usize {
+        let found = self.found();
+        self.tiles() * self.steps() * 32 * 16 + 4 * found.lines() * (found.pitch + 2)
     }
 
     fn found(&self) -> Found {

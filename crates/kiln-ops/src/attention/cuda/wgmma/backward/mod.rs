@@ -29,10 +29,7 @@ const KEPT: usize = 96 << 20;
 pub(crate) fn takes_backward(problem: &Problem, with: &Backward<'_>) -> bool {
     let sizes = &problem.sizes;
     let views = [with.dy, with.dq, with.dk, with.dv];
-    takes(problem)
-        && sizes.width <= 128
-        && sizes.keys > 0
-        && views.into_iter().all(|view| view.aligned(sizes.width))
+    takes(problem) && sizes.width <= 128 && views.into_iter().all(|view| view.aligned(sizes.width))
 }
 
 /// How the tiles of keys of a launch are handed out.

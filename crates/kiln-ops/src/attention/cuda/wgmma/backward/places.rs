@@ -75,32 +75,29 @@ pub(super) fn blocks_of(
     more: &GradientPlaces,
     #[comptime] gradient: Gradient,
 ) -> (u32, u32) {
-    let begin = search(0u32.runtime(), index, false, documents, places, more, gradient);
-    (begin, search(begin, index, true, documents, places, more, gradient))
-}
-
-/// The first block from `begin` on whose last tile is not before this one; or whose first is `after` it.
-#[cube]
-fn search(
-    begin: u32,
-    index: u32,
-    #[comptime] after: bool,
-    documents: &[u32],
-    places: &Places,
-    more: &GradientPlaces,
-    #[comptime] gradient: Gradient,
-) -> u32 {
-    let mut begin = begin * 1u32;
+    let mut begin = 0u32.runtime();
     let mut end = more.blocks * 1u32;
+    // The first block whose last tile is not before this one.
     while begin < end {
         let middle = (begin + end) / 2;
-        let (first, last) = tiles_of(middle, documents, places, gradient);
-        let earlier = if comptime!(after) { first <= index } else { last < index };
-        if earlier {
+        let (_first, last) = tiles_of(middle, documents, places, gradient);
+        if last < index {
             begin = middle + 1;
         } else {
             end = middle * 1u32;
         }
     }
-    begin
+    let first_block = begin * 1u32;
+    // The first one whose first tile is after it.
+    end = more.blocks * 1u32;
+    while begin < end {
+        let middle = (begin + end) / 2;
+        let (first, _last) = tiles_of(middle, documents, places, gradient);
+        if first <= index {
+            begin = middle + 1;
+        } else {
+            end = middle * 1u32;
+        }
+    }
+    (first_block, begin)
 }
