@@ -285,6 +285,25 @@ fn repeats_bit_for_bit() {
     }
 }
 
+/// Sums of products of f16 may be more than f16 holds.
+#[test]
+fn large_scores_of_f16_are_right() {
+    for device in devices() {
+        if !device.supports_dtype(DType::F16) {
+            continue;
+        }
+        let full = |x: f64| Tensor::<4>::full([1, 1, 3, 128], x, (&device, DType::F16));
+        let rows = Tensor::<1>::from_floats([1.0, 3.0, 5.0], &device).cast(DType::F16);
+        let v = rows.reshape([1, 1, 3, 1]).expand([1, 1, 3, 128]);
+        // ±73,728 for all: a mean of what is seen.
+        for k in [-24.0, 24.0] {
+            let y = attention(full(24.0), full(k), v.clone(), AttentionOptions::default()).unwrap();
+            let firsts: Vec<f64> = values(&y).chunks(128).map(|row| row[0]).collect();
+            assert_eq!(firsts, [1.0, 2.0, 3.0], "{device:?}, {k}");
+        }
+    }
+}
+
 /// Heads that no kernel takes are the reference's, and an error where the kernel is asked for.
 #[test]
 fn heads_wider_than_kernels_take() {
@@ -314,6 +333,14 @@ fn wrong_calls_are_named() {
         let start = format!("attention: softcap = {shown}");
         assert!(found.starts_with(&start) && found.ends_with("a number above 0"), "{found}");
     }
+    for cap in [3e38, 1e-40] {
+        let found = with(AttentionOptions { softcap: Some(cap), ..options });
+        assert!(found.ends_with("expected one that f32 holds, and scale / softcap too"), "{found}");
+    }
+    for scale in [1e39, f64::INFINITY, f64::NAN] {
+        let found = with(AttentionOptions { scale: Some(scale), ..options });
+        assert!(found.ends_with("expected a finite number"), "{found}");
+    }
     let message = |r: Result<Tensor<4>, OpError>| r.unwrap_err().to_string();
     assert_eq!(
         message(attention(q(), x([1, 3, 3, 8]), x([1, 3, 3, 8]), options)),
@@ -339,7 +366,7 @@ fn wrong_calls_are_named() {
     };
     assert_eq!(
         packed(24, 3, 2),
-        "attention: heads = 3, expected a multiple of `kv_heads`, both at least 1"
+        "attention: heads = 3, expected a multiple of `kv_heads` = 2, both at least 1"
     );
     assert_eq!(
         packed(20, 4, 2),

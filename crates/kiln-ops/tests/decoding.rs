@@ -231,7 +231,7 @@ fn what_does_not_fit_a_cache_is_named() {
     );
     assert_eq!(
         call([1, 1, 32], 3).unwrap_err().to_string(),
-        "attention: heads = 3, expected a multiple of the cache's, both at least 1"
+        "attention: heads = 3, expected a multiple of the cache's 2 KV heads, both at least 1"
     );
 }
 

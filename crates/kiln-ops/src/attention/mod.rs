@@ -80,13 +80,9 @@ impl AttentionOptions {
             check.number("window", window as f64, self.causal, "none without `causal`")?;
         }
         if let Some(cap) = self.softcap {
-            let ok = cap > 0.0 && cap as f32 > 0.0 && held(cap) && held(scale / cap);
-            check.number(
-                "softcap",
-                cap,
-                ok,
-                "a number above 0, within f32 as scale / softcap is",
-            )?;
+            check.number("softcap", cap, cap as f32 > 0.0, "a number above 0")?;
+            let ok = held(cap) && held(scale / cap);
+            check.number("softcap", cap, ok, "one that f32 holds, and scale / softcap too")?;
         }
         Ok(())
     }

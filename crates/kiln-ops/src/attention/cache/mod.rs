@@ -89,7 +89,7 @@ pub fn attention_cached(
     check.float("qkv", &qkv)?;
     let [batch, kv_heads, capacity, width] = cache.dims();
     let groups = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
-    let expected = format!("a multiple of the cache's {kv_heads}, both at least 1");
+    let expected = format!("a multiple of the cache's {kv_heads} KV heads, both at least 1");
     check.number("heads", heads as f64, groups, &expected)?;
     let [_, length, _] = qkv.dims();
     let all = (heads + 2 * kv_heads) * width;
