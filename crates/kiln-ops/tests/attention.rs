@@ -285,6 +285,27 @@ fn repeats_bit_for_bit() {
     }
 }
 
+/// Keys and values that all heads and sequences share, which take the memory of one head.
+#[test]
+fn keys_shared_by_all_heads_and_sequences() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let make = |shape, seed| laid(shape, Order::Heads, dtype, seed, &device).0;
+            // As in training, and as in decoding.
+            for queries in [70, 1] {
+                let q = make([2, 4, queries, 64], 1);
+                let [k, v] = [2, 3].map(|seed| make([1, 1, 70, 64], seed));
+                let options = AttentionOptions::default();
+                let call = |k, v| values(&attention(q.clone(), k, v, options).unwrap());
+                let [k_all, v_all] = [&k, &v].map(|x| x.clone().repeat(&[2, 4, 1, 1]));
+                let found = call(k.expand([2, 4, 70, 64]), v.expand([2, 4, 70, 64]));
+                let what = format!("{queries} queries on {device:?}");
+                assert_near(&found, &call(k_all, v_all), dtype, ROUNDINGS, &what);
+            }
+        }
+    }
+}
+
 /// Sums of products of f16 may be more than f16 holds.
 #[test]
 fn large_scores_of_f16_are_right() {

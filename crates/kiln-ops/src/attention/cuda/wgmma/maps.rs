@@ -5,6 +5,13 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};
 
+/// Whether TMA is known to take the distances: nothing is said of a distance of 0, from one to the same again.
+pub(super) fn takes(view: &HeadsView, sizes: &Sizes, [heads, rows]: [usize; 2]) -> bool {
+    let distances =
+        [(sizes.batches, view.batch_stride), (heads, view.head_stride), (rows, view.row_stride)];
+    distances.into_iter().all(|(count, stride)| count <= 1 || stride > 0)
+}
+
 /// `[B, H, rows, D]` in boxes of 64 elements of so many rows.
 pub(super) fn map(
     view: &HeadsView,

@@ -33,9 +33,14 @@ const CACHED: usize = 32 << 20;
 
 /// Whether this family takes it: what [mma](super::mma) takes, on Hopper.
 pub(crate) fn takes(problem: &Problem) -> bool {
-    // The largest score is found before it is scaled.
-    let rising = problem.scale > 0.0;
-    Hardware::of(&problem.q.tensor.client).wgmma && rising && super::mma::takes(problem)
+    let s = &problem.sizes;
+    let keys = [s.kv_heads, s.keys];
+    Hardware::of(&problem.q.tensor.client).wgmma
+        // The largest score is found before it is scaled.
+        && problem.scale > 0.0
+        && maps::takes(&problem.q, s, [s.heads, s.queries])
+        && [&problem.k, &problem.v].into_iter().all(|view| maps::takes(view, s, keys))
+        && super::mma::takes(problem)
 }
 
 /// Writes o; and lse if it is given.

@@ -29,7 +29,10 @@ const KEPT: usize = 96 << 20;
 pub(crate) fn takes_backward(problem: &Problem, with: &Backward<'_>) -> bool {
     let sizes = &problem.sizes;
     let views = [with.dy, with.dq, with.dk, with.dv];
-    takes(problem) && sizes.width <= 128 && views.into_iter().all(|view| view.aligned(sizes.width))
+    takes(problem)
+        && sizes.width <= 128
+        && maps::takes(with.dy, sizes, [sizes.heads, sizes.queries])
+        && views.into_iter().all(|view| view.aligned(sizes.width))
 }
 
 /// How the tiles of keys of a launch are handed out.
