@@ -210,7 +210,13 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
                 }
             }
         }
-        inputs.push(decode(&view));
+        let decoded = decode(&view);
+        let large = |end: &&f64| i32::try_from(**end as i64).is_err();
+        let ends = matches!(input.holds, Holds::Ends(_));
+        if let Some(end) = decoded.values.iter().find(large).filter(|_| ends) {
+            return Err(format!("{}: `{name}` has {end}, expected integers of 32 bits", spec.name));
+        }
+        inputs.push(decoded);
     }
     Ok((inputs, dtype.unwrap_or(DType::F32)))
 }

@@ -55,5 +55,9 @@ fn default_initializer() -> burn::nn::Initializer {
 /// What an operator returned, or its message as a panic: Burn's modules have no error path.
 #[track_caller]
 fn expect<T>(result: Result<T, kiln_ops::OpError>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
+    // A closure would be the place that the panic names.
+    match result {
+        Ok(of) => of,
+        Err(error) => panic!("{error}"),
+    }
 }

@@ -83,8 +83,18 @@ impl Check {
         Err(OpError::Attribute {
             op: self.0,
             attribute,
-            found: value.to_string(),
+            found: written(value),
             expected: expected.into(),
         })
+    }
+}
+
+/// A number, in powers of ten where it would be long.
+fn written(value: f64) -> String {
+    match value.abs() {
+        size if size.is_finite() && size != 0.0 && !(1e-5..1e16).contains(&size) => {
+            format!("{value:e}")
+        }
+        _ => value.to_string(),
     }
 }

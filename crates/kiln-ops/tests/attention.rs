@@ -306,6 +306,28 @@ fn keys_shared_by_all_heads_and_sequences() {
     }
 }
 
+/// A soft-cap far above all scores changes nothing.
+#[test]
+fn a_large_softcap_is_none() {
+    let sizes = [1, 4, 2, 24, 24, 32];
+    for device in devices() {
+        let made = shapes(sizes).map(|s| laid(s, Order::Heads, DType::F32, 7, &device).0);
+        let run = |softcap| {
+            let [q, k, v, dy] = made.clone();
+            let [q, k, v] = [q, k, v].map(|x| x.autodiff().require_grad());
+            let options = AttentionOptions { softcap, ..Default::default() };
+            let y = attention(q.clone(), k.clone(), v.clone(), options).unwrap();
+            let grads = pull(y.clone(), &dy.autodiff()).backward();
+            let of = |x: Tensor<4>| values(&x.grad(&grads).unwrap());
+            [values(&y), of(q), of(k), of(v)]
+        };
+        let without = run(None);
+        for cap in [1e6, 1e9] {
+            near(&run(Some(cap)), &without, DType::F32, &format!("{cap} on {device:?}"));
+        }
+    }
+}
+
 /// Sums of products of f16 may be more than f16 holds.
 #[test]
 fn large_scores_of_f16_are_right() {
@@ -349,12 +371,12 @@ fn wrong_calls_are_named() {
     assert_eq!(with(window), "attention: window = 0, expected at least 1");
     let window = AttentionOptions { window: Some(2), causal: false, ..options };
     assert_eq!(with(window), "attention: window = 2, expected none without `causal`");
-    for (cap, shown) in [(0.0, "0"), (-1.0, "-1"), (f64::NAN, "NaN"), (1e-60, "0.000")] {
+    for (cap, shown) in [(0.0, "0"), (-1.0, "-1"), (f64::NAN, "NaN"), (1e-60, "1e-60")] {
         let found = with(AttentionOptions { softcap: Some(cap), ..options });
         let start = format!("attention: softcap = {shown}");
         assert!(found.starts_with(&start) && found.ends_with("a number above 0"), "{found}");
     }
-    for cap in [3e38, 1e-40] {
+    for cap in [3e38, 1e38, 1e-40] {
         let found = with(AttentionOptions { softcap: Some(cap), ..options });
         assert!(found.ends_with("expected one that f32 holds, and scale / softcap too"), "{found}");
     }

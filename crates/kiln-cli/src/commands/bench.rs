@@ -124,7 +124,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let shapes: Vec<_> =
         ops.iter().flat_map(|op| op.shapes(scale)).map(|c| c.to_string()).collect();
     if let Some(unknown) = only.iter().find(|shape| !shapes.contains(shape)) {
-        bail!("--case {unknown}: what is timed is {}", shapes.join("; "));
+        bail!("--case {unknown}: expected one of these --shapes: {}", shapes.join("; "));
     }
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());

@@ -81,7 +81,8 @@ impl AttentionOptions {
         }
         if let Some(cap) = self.softcap {
             check.number("softcap", cap, cap as f32 > 0.0, "a number above 0")?;
-            let ok = held(cap) && held(scale / cap);
+            let ratio = scale / cap;
+            let ok = held(cap) && held(ratio) && (ratio == 0.0 || (ratio as f32).is_normal());
             check.number("softcap", cap, ok, "one that f32 holds, and scale / softcap too")?;
         }
         Ok(())
