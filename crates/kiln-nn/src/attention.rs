@@ -123,7 +123,8 @@ impl CausalSelfAttention {
     ///
     /// # Panics
     ///
-    /// With the message of [`kiln_ops::OpError`] if `x` has no positions, more than the layer, or another width.
+    /// With the message of [`kiln_ops::OpError`] if `x` has another width or more positions than the layer; with Burn's
+    /// if it has none.
     #[track_caller]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let (qkv, options) = (self.project(x, 0), AttentionOptions::default());
