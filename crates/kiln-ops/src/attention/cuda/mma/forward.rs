@@ -77,7 +77,6 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
     }
     copy_commit();
 
-    let lane = UNIT_POS % 32;
     let lanes = lanes(pitch);
     let q_lane = base + span.own_in_cube * pitch + lanes.along;
     let mut totals = zeros(totals_of);
@@ -115,9 +114,8 @@ pub(super) fn forward_kernel<E: Float, C: Size>(
             shape_scores(&mut scores, &numbers, scores_of, spec.score);
         }
         if !span.clear(key0, block) {
-            let (row, col) = (own + lane / 4, key0 + lane % 4 * 2);
             let side = comptime!(Side::Queries);
-            let reach = Reach::new(row, col, &sizes, documents, fragments, side, limits);
+            let reach = span.reach(key0, &sizes, documents, side, fragments, limits);
             mask_scores(&mut scores, &reach, scores_of);
         }
         let factor = exponent_factor(&numbers, spec.score);

@@ -87,12 +87,7 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     // This warp's columns of the results.
     let part = plane_broadcast(UNIT_POS / 32, 0u32) / comptime!(tile.owners())
         * comptime!(totals_of.cols as u32 * 32);
-    let mut dk_totals = zeros(totals_of);
-    let mut dv_totals = zeros(totals_of);
-    let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
-    let mut slopes = Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums()));
-    let mut weights = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
-    let mut gradients = Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2));
+    let mut sums = Sums::new(scores_of, totals_of);
     let mut turn = Turn { at: 0u32.runtime(), head: 0u32.runtime() };
     for j in 0..total {
         let query0 = (span.begin + turn.at) * block;
@@ -109,25 +104,12 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
             copy_commit();
         }
         let right = stage + lanes.across;
-        multiply_rows(&mut scores, k_lane, right, scores_of);
-        multiply_rows(&mut slopes, k_lane + stay_bytes, right + block_bytes, scores_of);
+        multiply_rows(&mut sums.scores, k_lane, right, scores_of);
+        multiply_rows(&mut sums.slopes, k_lane + stay_bytes, right + block_bytes, scores_of);
         let numbers_at = stage + comptime!(2 * plan.block_bytes()) + lane % 4 * 8;
-        descend_block(
-            &mut scores,
-            &mut slopes,
-            numbers_at,
-            &numbers,
-            &span,
-            query0,
-            &sizes,
-            documents,
-            spec,
-        );
-        round_sums(&scores, &mut weights, scores_of);
-        round_sums(&slopes, &mut gradients, scores_of);
-        let right = stage + lanes.along + part;
-        multiply_columns(&mut dv_totals, &weights, right + block_bytes, totals_of);
-        multiply_columns(&mut dk_totals, &gradients, right, totals_of);
+        descend_block(&mut sums, numbers_at, &numbers, &span, query0, &sizes, documents, spec);
+        sums.round(scores_of);
+        sums.add(stage + lanes.along + part, block_bytes, totals_of);
         if comptime!(!double) {
             sync_cube();
             if j + 1 < total {
@@ -144,12 +126,49 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     copy_wait(0u32);
     sync_cube();
     let staged = span.own_in_cube * pitch + part;
-    stage_sums(&dk_totals, &scales, base + staged, totals_of);
-    stage_sums(&dv_totals, &ones, base + staged + stay_bytes, totals_of);
+    stage_sums(&sums.dk, &scales, base + staged, totals_of);
+    stage_sums(&sums.dv, &ones, base + staged + stay_bytes, totals_of);
     let dk_place = dk_heads.place(batch, kv_head, own, sizes.keys, part / 16);
     let dv_place = dv_heads.place(batch, kv_head, own, sizes.keys, part / 16);
     store_rows::<E, C>(&shared, dk, staged, &dk_place, totals_of, rows);
     store_rows::<E, C>(&shared, dv, staged + stay_bytes, &dv_place, totals_of, rows);
+}
+
+/// What a warp has in registers: the gradients of its keys and values, and of a block scores and the gradients of their
+/// weights, which become weights and the gradients of scores; and these rounded.
+#[derive(CubeType)]
+struct Sums {
+    dk: Array<Vector<f32, Const<4>>>,
+    dv: Array<Vector<f32, Const<4>>>,
+    scores: Array<Vector<f32, Const<4>>>,
+    slopes: Array<Vector<f32, Const<4>>>,
+    weights: Array<Vector<u32, Const<4>>>,
+    gradients: Array<Vector<u32, Const<4>>>,
+}
+
+#[cube]
+impl Sums {
+    fn new(#[comptime] scores_of: Product, #[comptime] totals_of: Product) -> Sums {
+        Sums {
+            dk: zeros(totals_of),
+            dv: zeros(totals_of),
+            scores: Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums())),
+            slopes: Array::<Vector<f32, Const<4>>>::new(comptime!(scores_of.sums())),
+            weights: Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2)),
+            gradients: Array::<Vector<u32, Const<4>>>::new(comptime!(scores_of.sums() / 2)),
+        }
+    }
+
+    fn round(&mut self, #[comptime] scores_of: Product) {
+        round_sums(&self.scores, &mut self.weights, scores_of);
+        round_sums(&self.slopes, &mut self.gradients, scores_of);
+    }
+
+    /// Adds what a block gives, whose queries are from `right` on and their gradients so many bytes behind.
+    fn add(&mut self, right: u32, #[comptime] block_bytes: u32, #[comptime] totals_of: Product) {
+        multiply_columns(&mut self.dv, &self.weights, right + block_bytes, totals_of);
+        multiply_columns(&mut self.dk, &self.gradients, right, totals_of);
+    }
 }
 
 /// A block of queries, of those that a cube takes of each head, and a head of the group.
@@ -219,8 +238,7 @@ impl Passing {
 /// [`descend`] in the block of queries from `query0` on.
 #[cube]
 fn descend_block(
-    scores: &mut Array<Vector<f32, Const<4>>>,
-    slopes: &mut Array<Vector<f32, Const<4>>>,
+    sums: &mut Sums,
     numbers_at: u32,
     numbers: &Numbers,
     span: &Span,
@@ -233,13 +251,29 @@ fn descend_block(
     let fragments = comptime!(tile.fragments);
     if span.clear(query0, comptime!(tile.block)) {
         let reach = Reach::everything(fragments);
-        descend(scores, slopes, numbers_at, numbers, &reach, false, scores_of, spec.score);
+        descend(
+            &mut sums.scores,
+            &mut sums.slopes,
+            numbers_at,
+            numbers,
+            &reach,
+            false,
+            scores_of,
+            spec.score,
+        );
     } else {
-        let lane = UNIT_POS % 32;
-        let (row, col) = (span.own + lane / 4, query0 + lane % 4 * 2);
         let side = comptime!(Side::Keys);
-        let reach = Reach::new(row, col, sizes, documents, fragments, side, spec.limits);
-        descend(scores, slopes, numbers_at, numbers, &reach, true, scores_of, spec.score);
+        let reach = span.reach(query0, sizes, documents, side, fragments, spec.limits);
+        descend(
+            &mut sums.scores,
+            &mut sums.slopes,
+            numbers_at,
+            numbers,
+            &reach,
+            true,
+            scores_of,
+            spec.score,
+        );
     }
 }
 

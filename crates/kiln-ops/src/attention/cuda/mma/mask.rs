@@ -170,6 +170,21 @@ impl Span {
     pub(super) fn clear(&self, column: u32, #[comptime] block: u32) -> bool {
         column >= self.clear_from && column + block <= self.clear_to
     }
+
+    /// What the rows of a lane take in the block from column `column` on.
+    pub(super) fn reach(
+        &self,
+        column: u32,
+        sizes: &Sizes,
+        documents: &[u32],
+        #[comptime] side: Side,
+        #[comptime] fragments: usize,
+        #[comptime] limits: Limits,
+    ) -> Reach {
+        let lane = UNIT_POS % 32;
+        let (row, col) = (self.own + lane / 4, column + lane % 4 * 2);
+        Reach::new(row, col, sizes, documents, fragments, side, limits)
+    }
 }
 
 /// For each row of a lane, which columns it takes, counted from the lane's first one in a block.
@@ -191,7 +206,7 @@ impl Reach {
 
     /// Of the rows from `row` on, in the block where `col` is the lane's first column. Of 16·`rows` rows a lane has
     /// those 8 apart.
-    pub(super) fn new(
+    fn new(
         row: u32,
         col: u32,
         sizes: &Sizes,

@@ -178,10 +178,8 @@ fn descend_block(
         let reach = Reach::everything(fragments);
         descend(scores, slopes, taken, numbers, &reach, false, scores_of, spec.score);
     } else {
-        let lane = UNIT_POS % 32;
-        let (row, col) = (span.own + lane / 4, key0 + lane % 4 * 2);
         let side = comptime!(Side::Queries);
-        let reach = Reach::new(row, col, sizes, documents, fragments, side, spec.limits);
+        let reach = span.reach(key0, sizes, documents, side, fragments, spec.limits);
         descend(scores, slopes, taken, numbers, &reach, true, scores_of, spec.score);
     }
 }
