@@ -1,4 +1,4 @@
-//! How many kernels a call launches, Burn's and Kiln's.
+//! How many kernels a call launches, Burn's and Kiln's, and what Kiln's allocate.
 
 #[cfg(feature = "cube")]
 use cubecl::logging::{LaunchObservation, LaunchObserver};
@@ -32,4 +32,12 @@ pub(super) fn count<T>(work: impl FnOnce() -> T) -> (T, u64) {
     }
     #[cfg(not(feature = "cube"))]
     (work(), 0)
+}
+
+/// Bytes that Kiln's kernels have allocated so far.
+pub(super) fn allocated() -> u64 {
+    #[cfg(feature = "cube")]
+    return kiln_ops::launch::allocated();
+    #[cfg(not(feature = "cube"))]
+    0
 }

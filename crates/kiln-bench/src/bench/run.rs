@@ -61,7 +61,8 @@ pub struct Row {
     /// Kernels launched, where they are counted.
     #[serde(default)]
     pub launches: Option<u64>,
-    /// Memory that the pool reserved on top for one call, in MiB.
+    /// Memory that Kiln's kernels allocated in one call, or that the pool reserved on top for it if that is more, in
+    /// MiB.
     #[serde(default)]
     pub peak_mib: Option<f64>,
     /// Share of exact zeros in each gradient, and in what the operator names between, by name.

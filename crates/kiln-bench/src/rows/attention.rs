@@ -258,11 +258,11 @@ impl Operator for Row {
         match scale {
             Scale::Small => vec![case([16, 4, 128, 32])],
             Scale::Train => vec![case([32, 12, 1024, 64])],
-            // 16384 tokens of 2048 elements, and what takes memory if anything does.
+            // 16384 tokens of 2048 elements, the 124M model, and what takes memory if anything does.
             Scale::Large => (9..15)
                 .map(|log2| 1 << log2)
                 .flat_map(|t| [[16384 / t, 16, t, 128], [16384 / t, 32, t, 64]])
-                .chain([[4, 16, 16384, 128]])
+                .chain([[32, 12, 1024, 64], [4, 16, 16384, 128]])
                 .map(case)
                 .collect(),
             Scale::Thin => vec![],

@@ -13,6 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A tensor as rows of its last dimension: element i of row r is at `r · stride + i`.
 pub(crate) struct Rows {
@@ -101,6 +102,17 @@ fn widest(client: &Client, dtype: DType, takes: impl Fn(usize) -> bool) -> usize
         .unwrap_or(1)
 }
 
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+fn count(bytes: usize) {
+    ALLOCATED.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// Bytes that the kernels of this process have allocated so far, for results and workspace.
+pub fn allocated() -> u64 {
+    ALLOCATED.load(Ordering::Relaxed)
+}
+
 /// The address type that reaches the end of each tensor.
 pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     tensors.iter().map(|t| t.required_address_type()).max().unwrap_or_default()
@@ -142,6 +154,8 @@ pub(crate) fn output_pitched(
     if let Some(tensor) = audit::output(like, op, name, &shape, dtype, pitch) {
         return tensor;
     }
+    let rows = shape.num_elements() / shape[shape.num_dims() - 1].max(1);
+    count(rows * pitch * dtype.size());
     let (client, device) = (like.client.clone(), like.device.clone());
     if pitch == shape[shape.num_dims() - 1] {
         return empty_device_contiguous_dtype(client, device, shape, dtype);
@@ -180,6 +194,7 @@ pub(crate) fn unused(like: &CubeTensor, dtype: DType) -> CubeTensor {
 
 /// A tensor of zeros, for gradients of nothing.
 pub(crate) fn zeros(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    count(shape.num_elements() * dtype.size());
     zeros_client(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
