@@ -158,7 +158,8 @@ impl Input {
     ) -> Self {
         let width = host.shape.last().copied().unwrap_or(1);
         let rows = host.values.len().checked_div(width).unwrap_or(0);
-        let pad = layout.padding(dtype, device);
+        // Nothing cannot be cut out of something.
+        let pad = if width > 0 { layout.padding(dtype, device) } else { 0 };
         let mut values = Vec::with_capacity(rows * (width + 2 * pad));
         for row in host.values.chunks(width.max(1)) {
             values.extend(std::iter::repeat_n(7.0, pad));

@@ -73,9 +73,8 @@ pub fn run(request: &Request) -> Result<(), String> {
     let (mut inputs, dtype) = inputs(spec, &tensors)?;
     let shapes: Vec<_> = inputs.iter().map(|tensor| tensor.shape.clone()).collect();
     let dims = spec.dims(&shapes)?;
-    for (input, tensor) in spec.inputs.iter().zip(&mut inputs) {
-        let missing = matches!(input.holds, Holds::Ends(_)) && tensor.values.is_empty();
-        if tensor.values.is_empty() && !missing {
+    for (number, (input, tensor)) in spec.inputs.iter().zip(&mut inputs).enumerate() {
+        if tensor.values.is_empty() && !request.op.may_be_empty(number) {
             let shape = &tensor.shape;
             return Err(format!(
                 "{}: `{}` has no elements, its shape is {shape:?}",

@@ -310,6 +310,11 @@ pub trait Operator: Sync {
         true
     }
 
+    /// Whether a call may have no elements of this input.
+    fn may_be_empty(&self, input: usize) -> bool {
+        matches!(self.spec().inputs[input].holds, Holds::Ends(_))
+    }
+
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
     fn fit(&self, _dims: &mut Dims) {}
 
@@ -389,6 +394,11 @@ impl Spec {
             Err(_) => dims.get(name).cloned().unwrap_or_default(),
         };
         output.shape.iter().flat_map(size).collect()
+    }
+
+    /// Whether it computes in this element type: what has no input of the operation's own computes in f32 alone.
+    pub fn computes_in(&self, dtype: DType) -> bool {
+        dtype == DType::F32 || self.inputs.iter().any(|input| input.holds == Holds::Float)
     }
 
     /// Indices of the float inputs.

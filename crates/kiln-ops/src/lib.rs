@@ -44,6 +44,7 @@ pub mod tile;
 
 pub mod add_rms_norm;
 pub mod attention;
+pub mod bk;
 pub mod cross_entropy;
 pub mod linear_cross_entropy;
 pub mod matmul;
@@ -63,6 +64,7 @@ pub mod prelude {
         AttentionOptions, Documents, attention, attention_cached, attention_documents,
         attention_qkv,
     };
+    pub use crate::bk::{BkMode, BkOptions, bk};
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};

@@ -24,6 +24,7 @@ pub use sums::block_errors;
 
 pub use crate::add_rms_norm::oracle as add_rms_norm;
 pub use crate::attention::oracle as attention;
+pub use crate::bk::oracle as bk;
 pub use crate::cross_entropy::oracle as cross_entropy;
 pub use crate::linear_cross_entropy::oracle as linear_cross_entropy;
 pub use crate::matmul::oracle as matmul;

@@ -112,6 +112,11 @@ pub fn bench(
     if cases.is_empty() {
         return Ok(());
     }
+    let mut plan = plan.clone();
+    if !op.spec().computes_in(plan.dtype) {
+        plan.dtype = DType::F32;
+    }
+    let plan = &plan;
     let options = gate::Options { family: plan.family, ..gate::Options::default() };
     let report = gate::verify(op, plan.dtype, device, options);
     if let Some((check, case, what)) = report.failures.first() {

@@ -95,7 +95,7 @@ impl std::fmt::Display for Row {
 pub fn rows(ops: &[&'static dyn Operator], device: &Device) -> Vec<Row> {
     let mut rows = vec![];
     for &op in ops {
-        for dtype in dtypes(device) {
+        for dtype in dtypes(device).into_iter().filter(|dtype| op.spec().computes_in(*dtype)) {
             let families = families(op, dtype, device).into_iter();
             rows.extend(families.map(|family| Row { op, dtype, family }));
         }

@@ -2,6 +2,7 @@
 
 mod add_rms_norm;
 mod attention;
+mod bk;
 mod cross_entropy;
 mod gram;
 mod linear_cross_entropy;
@@ -22,6 +23,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &swiglu::Row,
     &swiglu_mlp::Row,
     &attention::Row,
+    &bk::Row,
     &cross_entropy::Row,
     &linear_cross_entropy::Row,
     &matmul::NN,

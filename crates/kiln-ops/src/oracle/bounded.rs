@@ -264,6 +264,11 @@ impl Number for Bounded {
         functions::tanh(self)
     }
 
+    fn known(self, value: f64, bound: f64) -> Self {
+        let errors = Errors { bias: bound + TINY, ..Errors::default() };
+        Self::new(value, errors, self.rounding)
+    }
+
     fn stored(self) -> Self {
         let Some(Rounding { format, .. }) = self.rounding else { return self };
         if format == Format::F32 || self.is_zero() || !self.value.is_finite() {

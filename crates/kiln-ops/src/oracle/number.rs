@@ -47,6 +47,10 @@ pub trait Number:
     /// The hyperbolic tangent.
     fn tanh(self) -> Self;
 
+    /// A number of an oracle that computes bounds of its own, and how far from it a right result may be; `self` is an
+    /// input.
+    fn known(self, value: f64, bound: f64) -> Self;
+
     /// Rounded to the element type of the operation.
     fn stored(self) -> Self;
 
@@ -108,6 +112,10 @@ impl Number for f64 {
 
     fn tanh(self) -> Self {
         self.tanh()
+    }
+
+    fn known(self, value: f64, _bound: f64) -> Self {
+        value
     }
 
     fn stored(self) -> Self {

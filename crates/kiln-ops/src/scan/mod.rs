@@ -15,10 +15,12 @@
 // `#[cube]` makes public items without documentation of what is public here.
 #![allow(missing_docs)]
 
+mod around;
 mod kernel;
 mod units;
 
-pub use units::{Prefix, plane, rows, shared};
+pub use around::{Around, AroundRequest, Span, around};
+pub use units::{Prefix, Sides, plane, rows, shared, sides};
 
 use crate::device::Hardware;
 use crate::launch;

@@ -8,6 +8,8 @@ use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
 use kiln_ops::add_rms_norm::backend::AddRmsNormOps;
 use kiln_ops::autodiff::Maybe;
+use kiln_ops::bk::BkMode;
+use kiln_ops::bk::backend::{self as bk, BkGradOps, BkOps};
 use kiln_ops::cross_entropy::CrossEntropyOptions;
 use kiln_ops::cross_entropy::backend::{
     self as cross_entropy, CrossEntropyGradOps, CrossEntropyOps,
@@ -63,7 +65,38 @@ pub fn all(client: &Client) -> Vec<Call> {
         products(client, dtype, name, &mut calls);
     }
     scans(client, &mut calls);
+    resolvents(client, &mut calls);
     calls
+}
+
+/// Rows that share a cube, one cube each, and many blocks.
+fn resolvents(client: &Client, calls: &mut Vec<Call>) {
+    for [rows, length] in [[512, 64], [16, 4096], [64, 131_072]] {
+        for (mode, max_abs, word) in
+            [(BkMode::Full, None, "full"), (BkMode::Causal, Some(1.0), "causal capped")]
+        {
+            let of = |shape: [usize; 2]| tensor(client, shape, DType::F32);
+            let couplings = || of([rows, length - 1]);
+            let (a, b, c, z) = (of([rows, length]), couplings(), couplings(), of([1, 2]));
+            let name = |pass: &str| format!("bk{pass} f32 {rows}x{length} {word}");
+            let [own_a, own_b, own_c, own_z] = [&a, &b, &c, &z].map(Clone::clone);
+            let forward = move || {
+                let op = "bk";
+                let of = bk::Forward { op, a: own_a, b: own_b, c: own_c, z: own_z, mode, max_abs };
+                drop(CubeBackend::bk(of, true));
+            };
+            calls.push(Call { name: name(""), run: Box::new(forward) });
+            let dg = tensor(client, [rows, length, 2], DType::F32);
+            let records = tensor(client, [rows, length.div_ceil(8), 8], DType::F32);
+            let wanted = [true; 4];
+            let backward = move || {
+                let op = "bk";
+                let of = bk::Backward { op, dg, a, b, c, z, records, mode, max_abs, wanted };
+                drop(CubeBackend::bk_backward(of));
+            };
+            calls.push(Call { name: name(".grad"), run: Box::new(backward) });
+        }
+    }
 }
 
 /// Narrow sequences that share a cube, one cube each, and many blocks.

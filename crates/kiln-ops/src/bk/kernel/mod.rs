@@ -1,0 +1,120 @@
+//! The kernels of the resolvent's diagonal: one scan to both sides forward, one backward.
+//!
+//! With α_j = a_j − z, β_j = b_j·c_j and the minors θ (of what stands before j) and φ (of what stands behind j),
+//! sites are steps M_j = [[α_j, −1], [β_j, 0]] of two recurrences:
+//!
+//! * from the left (θ_{j+1}, β_j θ_j) = M_j · (θ_j, β_{j−1} θ_{j−1}), from (1, 0),
+//! * from the right (φ_{j−1}, −φ_j) = (φ_j, −φ_{j+1}) · M_j, from (1, 0),
+//!
+//! so that one associative product serves both: its first column applied from the left, its first row from the
+//! right. Minors leave f32 within a hundred sites, but only ratios are wanted: products and vectors are scaled by
+//! powers of two, which rounds nothing. There is no division before the last one, so a pivot of 0 is nothing
+//! special.
+//!
+//! The guard: G's denominator is taken for no smaller than [`SMALLEST`] of what it would be without cancellation.
+//! Numbers beyond [`LARGEST`] are limited to it. Where a part of T − zI is exactly singular by itself, and coupled by
+//! an exact 0 to what follows, all minors behind it are 0: then results are finite, and no more.
+
+mod backward;
+mod forward;
+mod steps;
+
+pub use backward::Backward;
+pub(crate) use backward::backward;
+pub use forward::Forward;
+pub(crate) use forward::forward;
+
+use super::BkMode;
+use crate::device::Hardware;
+use crate::launch;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Sites of a unit. So many share a record of where the recurrences stand, which the backward starts from.
+pub(crate) const SITES: usize = 8;
+/// f32 of that record: the vectors from the left and from the right.
+pub(crate) const RECORD: usize = 8;
+
+/// The smallest denominator, 2⁻⁴⁰: a rounding is 2⁻²⁴.
+const SMALLEST: f32 = 1.0 / (1u64 << 40) as f32;
+/// The largest number of a matrix or a gradient, 2¹²⁰.
+const LARGEST: f32 = (1u128 << 120) as f32;
+
+/// What is fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Options {
+    causal: bool,
+    /// |G| has a limit.
+    capped: bool,
+    /// `rcp.approx`.
+    ptx: bool,
+}
+
+/// The matrix T and z, as the kernels read them.
+#[derive(CubeType, CubeLaunch)]
+struct Matrix {
+    a: Box<[f32]>,
+    b: Box<[f32]>,
+    c: Box<[f32]>,
+    z: Box<[f32]>,
+    /// Sites of a row.
+    length: usize,
+    /// Distances of rows; 0 where all share one.
+    a_stride: usize,
+    b_stride: usize,
+    c_stride: usize,
+    z_stride: usize,
+    #[cube(comptime)]
+    options: Options,
+}
+
+/// The inputs on the host.
+struct Inputs {
+    a: CubeTensor,
+    b: CubeTensor,
+    c: CubeTensor,
+    z: CubeTensor,
+    options: Options,
+}
+
+impl Inputs {
+    fn new(tensors: [CubeTensor; 4], mode: BkMode, capped: bool) -> Self {
+        let [a, b, c, z] = tensors.map(into_contiguous);
+        let ptx = Hardware::of(&a.client).ptx;
+        let options = Options { causal: mode == BkMode::Causal, capped, ptx };
+        Self { a, b, c, z, options }
+    }
+
+    fn rows(&self) -> usize {
+        self.a.meta.shape()[0]
+    }
+
+    fn length(&self) -> usize {
+        self.a.meta.shape()[1]
+    }
+
+    fn argument(&self) -> MatrixLaunch {
+        let stride = |tensor: &CubeTensor| {
+            let shape = tensor.meta.shape();
+            if shape[0] == 1 { 0 } else { shape[1] }
+        };
+        // One site has no neighbours: no buffer is empty.
+        let buffer = |tensor: &CubeTensor| match tensor.meta.num_elements() {
+            0 => launch::unused(tensor, tensor.dtype).into_buffer_arg(),
+            _ => tensor.clone().into_buffer_arg(),
+        };
+        MatrixLaunch::new(
+            buffer(&self.a),
+            buffer(&self.b),
+            buffer(&self.c),
+            buffer(&self.z),
+            self.length(),
+            stride(&self.a),
+            stride(&self.b),
+            stride(&self.c),
+            stride(&self.z),
+            self.options,
+        )
+    }
+}

@@ -1,0 +1,308 @@
+//! Complex numbers, and the two recurrences.
+
+use super::{LARGEST, Matrix, SITES, SMALLEST};
+use crate::exponential::reciprocal;
+use crate::reduce::Combine;
+use crate::scan::Span;
+use cubecl::prelude::*;
+
+/// A complex number.
+#[derive(CubeType, CubeTypeMut, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Complex {
+    pub(super) re: f32,
+    pub(super) im: f32,
+}
+
+#[cube]
+pub(super) fn times(a: Complex, b: Complex) -> Complex {
+    Complex { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re }
+}
+
+#[cube]
+pub(super) fn plus(a: Complex, b: Complex) -> Complex {
+    Complex { re: a.re + b.re, im: a.im + b.im }
+}
+
+#[cube]
+pub(super) fn scaled(a: Complex, by: f32) -> Complex {
+    Complex { re: a.re * by, im: a.im * by }
+}
+
+/// The larger of |re| and |im|.
+#[cube]
+pub(super) fn size(a: Complex) -> f32 {
+    max(f32::abs(a.re), f32::abs(a.im))
+}
+
+/// Within ±`limit`; NaN stays.
+#[cube]
+pub(super) fn limited(x: f32, #[comptime] limit: f32) -> f32 {
+    let most = f32::new(limit);
+    let low = select(x < -most, -most, x);
+    select(x > most, most, low)
+}
+
+#[cube]
+pub(super) fn both_limited(a: Complex, #[comptime] limit: f32) -> Complex {
+    Complex { re: limited(a.re, limit), im: limited(a.im, limit) }
+}
+
+/// The power of two that brings a number of this size into [½, 1), as far as f32 has one.
+#[cube]
+pub(super) fn unit_of(size: f32) -> f32 {
+    let exponent = min(u32::reinterpret(size) & 0x7F80_0000u32, 0x7E00_0000u32);
+    f32::reinterpret(0x7E80_0000u32 - exponent)
+}
+
+/// 1/x.
+#[cube]
+pub(super) fn over(x: f32, #[comptime] ptx: bool) -> f32 {
+    if comptime!(ptx) { reciprocal(x) } else { 1.0f32 / x }
+}
+
+/// 1/a, for an a of at most about 1 that is taken for no smaller than [`SMALLEST`].
+#[cube]
+pub(super) fn inverse(a: Complex, #[comptime] ptx: bool) -> Complex {
+    let least = f32::new(SMALLEST);
+    let small = size(a) < least;
+    // Its direction is noise.
+    let re = select(small, least, a.re);
+    let im = select(small, 0.0f32, a.im);
+    let factor = over(re * re + im * im, ptx);
+    Complex { re: re * factor, im: -im * factor }
+}
+
+/// The sites of a unit. Past the end of a row come sites of their own, with α = 1 − i·Im z.
+#[derive(CubeType)]
+pub(super) struct Sites {
+    /// Re α.
+    pub(super) alpha: Array<f32>,
+    pub(super) beta: Array<f32>,
+    /// Im α, of all.
+    pub(super) imaginary: f32,
+}
+
+/// Element `i` of a row of couplings, 0 behind the last.
+#[cube]
+pub(super) fn coupling(values: &[f32], row: usize, i: usize, length: usize) -> f32 {
+    // Loads always, within the buffer; with one site its content is dropped.
+    let last = max(length, 2usize) - 2;
+    select(i + 1 < length, values[row + min(i, last)], 0.0f32)
+}
+
+#[cube]
+pub(super) fn sites(matrix: &Matrix, span: &Span) -> Sites {
+    let z = span.sequence * matrix.z_stride;
+    let (re, im) = (matrix.z[z], matrix.z[z + 1]);
+    let mut alpha = Array::<f32>::new(SITES);
+    let mut beta = Array::<f32>::new(SITES);
+    let mut largest = f32::abs(im);
+    #[unroll]
+    for e in 0..SITES {
+        let i = span.first + e;
+        let a = matrix.a[span.sequence * matrix.a_stride + min(i, matrix.length - 1)];
+        alpha[e] = select(i < matrix.length, a - re, 1.0f32);
+        let b = coupling(&matrix.b, span.sequence * matrix.b_stride, i, matrix.length);
+        let c = coupling(&matrix.c, span.sequence * matrix.c_stride, i, matrix.length);
+        beta[e] = b * c;
+        largest = max(largest, max(f32::abs(alpha[e]), f32::abs(beta[e])));
+    }
+    let mut imaginary = -im;
+    if largest > f32::new(LARGEST) {
+        #[unroll]
+        for e in 0..SITES {
+            alpha[e] = limited(alpha[e], LARGEST);
+            beta[e] = limited(beta[e], LARGEST);
+        }
+        imaginary = limited(imaginary, LARGEST);
+    }
+    Sites { alpha, beta, imaginary }
+}
+
+/// A vector of one of the recurrences, up to a factor.
+#[derive(CubeType, CubeTypeMut, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Pair {
+    pub(super) x: Complex,
+    pub(super) y: Complex,
+}
+
+/// One step from the left, and the power of two that it was scaled by.
+#[derive(CubeType, CubeTypeMut, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Step {
+    pub(super) next: Pair,
+    pub(super) scale: f32,
+}
+
+#[cube]
+fn pair_size(of: Pair) -> f32 {
+    max(size(of.x), size(of.y))
+}
+
+/// (αx − y, βx).
+#[cube]
+pub(super) fn from_left(at: Pair, alpha: Complex, beta: f32) -> Step {
+    let x = Complex {
+        re: alpha.re * at.x.re - alpha.im * at.x.im - at.y.re,
+        im: alpha.re * at.x.im + alpha.im * at.x.re - at.y.im,
+    };
+    let next = Pair { x, y: scaled(at.x, beta) };
+    let scale = unit_of(pair_size(next));
+    Step { next: Pair { x: scaled(next.x, scale), y: scaled(next.y, scale) }, scale }
+}
+
+/// (αx + βy, −x).
+#[cube]
+pub(super) fn from_right(at: Pair, alpha: Complex, beta: f32) -> Pair {
+    let turned = times(alpha, at.x);
+    let x = Complex { re: turned.re + beta * at.y.re, im: turned.im + beta * at.y.im };
+    let next = Pair { x, y: scaled(at.x, -1.0f32) };
+    let scale = unit_of(pair_size(next));
+    Pair { x: scaled(next.x, scale), y: scaled(next.y, scale) }
+}
+
+#[cube]
+fn complex_at(item: &Array<f32>, #[comptime] at: usize) -> Complex {
+    Complex { re: item[at], im: item[comptime!(at + 1)] }
+}
+
+#[cube]
+fn put(item: &mut Array<f32>, #[comptime] at: usize, value: Complex) {
+    item[at] = value.re;
+    item[comptime!(at + 1)] = value.im;
+}
+
+/// The first column of a product.
+#[cube]
+pub(super) fn column(product: &Array<f32>) -> Pair {
+    Pair { x: complex_at(product, 0usize), y: complex_at(product, 4usize) }
+}
+
+/// Its first row.
+#[cube]
+pub(super) fn row(product: &Array<f32>) -> Pair {
+    Pair { x: complex_at(product, 0usize), y: complex_at(product, 2usize) }
+}
+
+#[cube]
+fn matrix_size(item: &Array<f32>) -> f32 {
+    let mut largest = f32::abs(item[0]);
+    #[unroll]
+    for k in 1..8usize {
+        largest = max(largest, f32::abs(item[k]));
+    }
+    largest
+}
+
+#[cube]
+fn scale_all(item: &mut Array<f32>, by: f32) {
+    #[unroll]
+    for k in 0..8usize {
+        item[k] *= by;
+    }
+}
+
+/// Complex 2×2 matrices up to a factor, later · earlier, the largest component in [½, 1).
+pub(super) struct Moebius;
+
+#[cube]
+impl Combine for Moebius {
+    const REGISTERS: usize = 8;
+    const COMMUTATIVE: bool = false;
+
+    fn identity() -> Array<f32> {
+        let mut one = Array::<f32>::new(8usize);
+        one[0] = 1.0f32;
+        one[6] = 1.0f32;
+        one
+    }
+
+    fn combine(earlier: &Array<f32>, later: &Array<f32>) -> Array<f32> {
+        let mut product = Array::<f32>::new(8usize);
+        #[unroll]
+        for i in 0..2usize {
+            #[unroll]
+            for j in 0..2usize {
+                let first = times(
+                    complex_at(later, comptime!(4 * i)),
+                    complex_at(earlier, comptime!(2 * j)),
+                );
+                let second = times(
+                    complex_at(later, comptime!(4 * i + 2)),
+                    complex_at(earlier, comptime!(4 + 2 * j)),
+                );
+                put(&mut product, comptime!(4 * i + 2 * j), plus(first, second));
+            }
+        }
+        let length = matrix_size(&product);
+        scale_all(&mut product, unit_of(length));
+        product
+    }
+}
+
+/// M · item, unscaled.
+#[cube]
+fn step(item: &mut Array<f32>, alpha: Complex, beta: f32) {
+    #[unroll]
+    for j in 0..2usize {
+        let x = complex_at(&*item, comptime!(2 * j));
+        let y = complex_at(&*item, comptime!(4 + 2 * j));
+        let re = alpha.re * x.re - alpha.im * x.im - y.re;
+        let im = alpha.re * x.im + alpha.im * x.re - y.im;
+        put(item, comptime!(2 * j), Complex { re, im });
+        put(item, comptime!(4 + 2 * j), scaled(x, beta));
+    }
+}
+
+/// Steps that are tried without scaling in between.
+const TRIED: usize = 4;
+
+/// The product of a unit's sites.
+#[cube]
+pub(super) fn product(sites: &Sites) -> Array<f32> {
+    let mut all = Moebius::identity();
+    #[unroll]
+    for group in 0..comptime!(SITES / TRIED) {
+        let mut tried = Array::<f32>::new(8usize);
+        #[unroll]
+        for k in 0..8usize {
+            tried[k] = all[k];
+        }
+        #[unroll]
+        for e in 0..TRIED {
+            let at = comptime!(group * TRIED + e);
+            let alpha = Complex { re: sites.alpha[at], im: sites.imaginary };
+            step(&mut tried, alpha, sites.beta[at]);
+        }
+        let length = matrix_size(&tried);
+        if length > f32::new(LOW) && length < f32::new(HIGH) {
+            scale_all(&mut tried, unit_of(length));
+            #[unroll]
+            for k in 0..8usize {
+                all[k] = tried[k];
+            }
+        } else {
+            #[unroll]
+            for e in 0..TRIED {
+                let at = comptime!(group * TRIED + e);
+                let alpha = Complex { re: sites.alpha[at], im: sites.imaginary };
+                careful(&mut all, alpha, sites.beta[at]);
+            }
+        }
+    }
+    all
+}
+
+/// 2⁻⁸⁰ and 2⁸⁰: within them nothing that counts is lost.
+const LOW: f32 = 1.0 / (1u128 << 80) as f32;
+const HIGH: f32 = (1u128 << 80) as f32;
+
+/// One step, scaled.
+#[cube]
+fn careful(item: &mut Array<f32>, alpha: Complex, beta: f32) {
+    step(item, alpha, beta);
+    let length = matrix_size(&*item);
+    scale_all(item, unit_of(length));
+}
