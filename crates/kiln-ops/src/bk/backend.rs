@@ -43,7 +43,7 @@ pub trait BkGradOps: Backend {
             maybe(of.wanted[0], &f32([rows, length])),
             maybe(of.wanted[1], &couplings),
             maybe(of.wanted[2], &couplings),
-            maybe(of.wanted[3], &f32([rows, length.div_ceil(kernel::SITES), 2])),
+            maybe(of.wanted[3], &f32([rows, 2, length.div_ceil(kernel::SITES)])),
         )
     })]
     fn bk_backward(
@@ -85,8 +85,8 @@ fn gradients<B: BkGradOps>(of: Backward<B>) -> [Maybe<B>; 4] {
     let shared = [&of.b, &of.c, &of.z].map(|tensor| tensor.shape()[0] == 1);
     let (da, db, dc, dz) = B::bk_backward(of);
     let dz = dz.option().map(|dz| {
-        let [rows, _, two] = dz.shape().dims();
-        B::float_reshape(B::float_sum_dim(dz, 1), Shape::new([rows, two]))
+        let [rows, two, _] = dz.shape().dims();
+        B::float_reshape(B::float_sum_dim(dz, 2), Shape::new([rows, two]))
     });
     let [db, dc, dz] = [db.option(), dc.option(), dz];
     let of_all = |gradient: Option<FloatTensor<B>>, shared: bool| {

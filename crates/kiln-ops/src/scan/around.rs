@@ -9,7 +9,7 @@
 //!
 //! The order of the combinations follows from the lengths and the device alone.
 
-use super::units;
+use super::sides::{self, Acts, Sides, read_state, write_state};
 use crate::device::Hardware;
 use crate::launch;
 use crate::reduce::{self, Combine, RowUnits, assign, choose, read, write};
@@ -35,8 +35,8 @@ pub struct Span {
 /// What is scanned to both sides.
 #[cube]
 pub trait Around: Send + Sync + 'static {
-    /// What combines.
-    type Combine: Combine;
+    /// What combines, and acts on states.
+    type Combine: Acts;
     /// What is read and written: a `#[derive(CubeType, CubeLaunch)]` struct.
     type Buffers: LaunchArg;
     /// A unit's items in registers.
@@ -50,14 +50,8 @@ pub trait Around: Send + Sync + 'static {
     /// What the items combine to.
     fn total(held: &mut Self::Held) -> Array<f32>;
 
-    /// Takes the combinations of all items before and of all behind.
-    fn store(
-        buffers: &mut Self::Buffers,
-        span: &Span,
-        held: &mut Self::Held,
-        before: &Array<f32>,
-        after: &Array<f32>,
-    );
+    /// Takes the states before the first item and behind the last.
+    fn store(buffers: &mut Self::Buffers, span: &Span, held: &mut Self::Held, sides: &Sides);
 }
 
 /// Sequences that are scanned to both sides.
@@ -135,11 +129,11 @@ fn totals_kernel<S: Around>(
     #[comptime] plan: Plan,
 ) {
     let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * plan.row.shared()));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * sides::shared(&plan.row)));
     let block = block(cut, plan);
     let mut held = S::load(buffers, &block.span);
-    let mut total = S::total(&mut held);
-    reduce::rows::<S::Combine>(&mut total, &mut shared, plan.row);
+    let own = S::total(&mut held);
+    let total = sides::total::<S::Combine>(&own, &mut shared, plan.row);
     if UNIT_POS_X == 0 && block.span.own {
         write::<S::Combine>(totals, block.part, cut.parts, &total);
     }
@@ -155,19 +149,20 @@ fn around_kernel<S: Around>(
     #[comptime] plan: Plan,
 ) {
     let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let memory = comptime!(2 * registers * units::shared(&plan.row));
-    let mut shared = Shared::<[f32]>::new_slice(memory);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * sides::shared(&plan.row)));
     let block = block(cut, plan);
     let mut held = S::load(&*buffers, &block.span);
     let total = S::total(&mut held);
-    let sides = units::sides::<S::Combine>(&total, &mut shared, plan.row);
     if comptime!(plan.carried) {
-        let ahead = read::<S::Combine>(before, block.part, cut.parts);
-        let behind = read::<S::Combine>(after, block.part, cut.parts);
-        let sides = units::within::<S::Combine>(&sides, &ahead, &behind);
-        S::store(buffers, &block.span, &mut held, &sides.before, &sides.after);
+        let left = read_state::<S::Combine>(before, block.part, cut.parts);
+        let right = read_state::<S::Combine>(after, block.part, cut.parts);
+        let ends = Sides { left, right };
+        let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
+        S::store(buffers, &block.span, &mut held, &sides);
     } else {
-        S::store(buffers, &block.span, &mut held, &sides.before, &sides.after);
+        let ends = Sides { left: S::Combine::start(), right: S::Combine::end() };
+        let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
+        S::store(buffers, &block.span, &mut held, &sides);
     }
 }
 
@@ -182,8 +177,9 @@ fn tickets_kernel<S: Around>(
     #[comptime] plan: Plan,
 ) {
     let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let memory = comptime!(registers * units::shared(&plan.row));
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(4 * memory));
+    let size = comptime!(<S::Combine as Acts>::STATE);
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * sides::shared(&plan.row)));
+    let mut states = Shared::<[f32]>::new_slice(comptime!(2 * size));
     let mut ticket = Shared::<u32>::new();
     if UNIT_POS == 0 {
         *ticket = state[0].fetch_add(1u32);
@@ -204,9 +200,9 @@ fn tickets_kernel<S: Around>(
     let block = block_at(at, cut, plan);
     if block.span.own {
         let mut held = S::load(&*buffers, &block.span);
-        let mut total = S::total(&mut held);
+        let own = S::total(&mut held);
         if of_totals {
-            reduce::rows::<S::Combine>(&mut total, &mut shared[0..memory], plan.row);
+            let total = sides::total::<S::Combine>(&own, &mut shared, plan.row);
             if UNIT_POS == 0 {
                 #[unroll]
                 for k in 0..registers {
@@ -219,7 +215,6 @@ fn tickets_kernel<S: Around>(
                 state[block.span.sequence + 1].fetch_add(1u32);
             }
         } else {
-            let sides = units::sides::<S::Combine>(&total, &mut shared[0..2 * memory], plan.row);
             if UNIT_POS == 0 {
                 loop {
                     if state[block.span.sequence + 1].load() as usize >= cut.blocks {
@@ -229,20 +224,37 @@ fn tickets_kernel<S: Around>(
             }
             sync_cube();
             sync_storage();
-            let mut ahead =
-                combined::<S::Combine>(&*totals, block.first, block.part, cut.parts, plan);
-            let last = block.first + cut.blocks;
-            let mut behind =
-                combined::<S::Combine>(&*totals, block.part + 1, last, cut.parts, plan);
-            reduce::rows::<S::Combine>(&mut ahead, &mut shared[2 * memory..3 * memory], plan.row);
-            reduce::rows::<S::Combine>(&mut behind, &mut shared[3 * memory..4 * memory], plan.row);
-            let sides = units::within::<S::Combine>(&sides, &ahead, &behind);
-            S::store(buffers, &block.span, &mut held, &sides.before, &sides.after);
+            // A plane goes through what stands before the block, another through what stands behind it.
+            let plane = UNIT_POS / comptime!(plan.row.plane);
+            if plane == 0 {
+                let mut all =
+                    combined::<S::Combine>(&*totals, block.first, block.part, cut.parts, plan);
+                reduce::plane::<S::Combine>(&mut all, comptime!(plan.row.plane));
+                let state = S::Combine::from_left(&S::Combine::start(), &all);
+                if UNIT_POS_PLANE == 0 {
+                    write_state::<S::Combine>(&mut states, 0usize, 2usize, &state);
+                }
+            } else if plane == 1 {
+                let last = block.first + cut.blocks;
+                let mut all =
+                    combined::<S::Combine>(&*totals, block.part + 1, last, cut.parts, plan);
+                reduce::plane::<S::Combine>(&mut all, comptime!(plan.row.plane));
+                let state = S::Combine::from_right(&S::Combine::end(), &all);
+                if UNIT_POS_PLANE == 0 {
+                    write_state::<S::Combine>(&mut states, 1usize, 2usize, &state);
+                }
+            }
+            sync_cube();
+            let left = read_state::<S::Combine>(&states, 0usize, 2usize);
+            let right = read_state::<S::Combine>(&states, 1usize, 2usize);
+            let ends = Sides { left, right };
+            let sides = sides::sides::<S::Combine>(&own, &ends, &mut shared, plan.row);
+            S::store(buffers, &block.span, &mut held, &sides);
         }
     }
 }
 
-/// A unit's share of the totals from `first` up to `last`: equal shares that follow each other.
+/// A lane's share of the totals from `first` up to `last`: equal shares that follow each other.
 #[cube]
 fn combined<C: Combine>(
     totals: &[Atomic<u32>],
@@ -252,9 +264,9 @@ fn combined<C: Combine>(
     #[comptime] plan: Plan,
 ) -> Array<f32> {
     let registers = comptime!(C::REGISTERS);
-    let units = comptime!(plan.row.units as usize);
-    let share = (last - first + comptime!(units - 1)) / units;
-    let from = min(first + UNIT_POS_X as usize * share, last);
+    let lanes = comptime!(plan.row.plane as usize);
+    let share = (last - first + comptime!(lanes - 1)) / lanes;
+    let from = min(first + UNIT_POS_PLANE as usize * share, last);
     let to = min(from + share, last);
     let mut all = C::identity();
     for i in from..to {
@@ -282,7 +294,7 @@ struct TotalsBuffers {
 }
 
 #[cube]
-impl<C: Combine> Around for Totals<C> {
+impl<C: Acts> Around for Totals<C> {
     type Combine = C;
     type Buffers = TotalsBuffers;
     type Held = Array<f32>;
@@ -301,17 +313,11 @@ impl<C: Combine> Around for Totals<C> {
         total
     }
 
-    fn store(
-        buffers: &mut Self::Buffers,
-        span: &Span,
-        _held: &mut Self::Held,
-        before: &Array<f32>,
-        after: &Array<f32>,
-    ) {
+    fn store(buffers: &mut Self::Buffers, span: &Span, _held: &mut Self::Held, sides: &Sides) {
         if span.own && span.first < span.end {
             let at = span.sequence * buffers.blocks + span.first;
-            write::<C>(&mut buffers.before, at, buffers.parts, before);
-            write::<C>(&mut buffers.after, at, buffers.parts, after);
+            write_state::<C>(&mut buffers.before, at, buffers.parts, &sides.left);
+            write_state::<C>(&mut buffers.after, at, buffers.parts, &sides.right);
         }
     }
 }
@@ -350,20 +356,18 @@ pub unsafe fn around<S: Around>(
     let registers = <S::Combine as Combine>::REGISTERS;
     let group = blocks * (launch::multiprocessors(client) * GROUP).div_ceil(blocks).min(sequences);
     let cut = || CutLaunch::new(length, blocks, parts, group);
-    let items = |name: &'static str| {
-        launch::output(like, op, name, Shape::new([registers, parts]), DType::F32)
+    let of_parts = |name: &'static str, size: usize| {
+        launch::output(like, op, name, Shape::new([size, parts]), DType::F32)
     };
     let cubes = |parts: usize| launch::grid(client, parts.div_ceil(plan.row.rows as usize));
     let dim = plan.row.cube_dim();
     let nothing = || launch::unused(like, DType::F32).into_buffer_arg();
     let tickets = Hardware::of(client).ptx && client.features().device_memory_scope;
+    let tickets = tickets && plan.row.units >= 2 * plan.row.plane && blocks <= BLOCKS;
     launch::plans::note(
         op,
         &(&plan, address),
-        &[
-            ("several blocks", blocks > 1),
-            ("by tickets", blocks > 1 && tickets && blocks <= BLOCKS),
-        ],
+        &[("several blocks", blocks > 1), ("by tickets", blocks > 1 && tickets)],
     );
     if blocks == 1 {
         // SAFETY: the caller's.
@@ -381,8 +385,8 @@ pub unsafe fn around<S: Around>(
             )
         };
     }
-    let totals = items("totals of blocks");
-    if tickets && blocks <= BLOCKS {
+    let totals = of_parts("totals of blocks", registers);
+    if tickets {
         let state = launch::zeros(like, Shape::new([sequences + 1]), DType::U32);
         let tasks = group + parts.div_ceil(group) * 2 * group;
         // SAFETY: the caller's; there is a total for each part and a count for each sequence; tickets past the
@@ -401,7 +405,8 @@ pub unsafe fn around<S: Around>(
             )
         };
     }
-    let (before, after) = (items("what stands before blocks"), items("what stands behind blocks"));
+    let [before, after] = ["what stands before blocks", "what stands behind blocks"]
+        .map(|name| of_parts(name, <S::Combine as Acts>::STATE));
     let carried = Plan { carried: true, ..plan };
     // SAFETY: the caller's for the buffers; there is an item for each part.
     unsafe {
@@ -444,7 +449,7 @@ fn plan<S: Around>(client: &Client, length: usize) -> Plan {
     let plane = launch::plane_size(client);
     let registers = <S::Combine as Combine>::REGISTERS;
     let fits = |row: RowUnits| {
-        4 * registers * units::shared(&row) * size_of::<f32>() <= hardware.max_shared_memory_size
+        registers * sides::shared(&row) * size_of::<f32>() <= hardware.max_shared_memory_size
     };
     let wanted = length.div_ceil(S::ITEMS).next_power_of_two();
     let most = match plane {

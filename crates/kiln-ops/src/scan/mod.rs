@@ -17,10 +17,12 @@
 
 mod around;
 mod kernel;
+mod sides;
 mod units;
 
 pub use around::{Around, AroundRequest, Span, around};
-pub use units::{Prefix, Sides, plane, rows, shared, sides};
+pub use sides::{Acts, Sides};
+pub use units::{Prefix, plane, rows, shared};
 
 use crate::device::Hardware;
 use crate::launch;

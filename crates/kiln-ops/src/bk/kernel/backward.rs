@@ -16,7 +16,7 @@ use super::{Inputs, LARGEST, Matrix, Options, RECORD, SITES, SMALLEST};
 use crate::bk::BkMode;
 use crate::launch;
 use crate::reduce::Combine;
-use crate::scan::{Around, AroundRequest, Span, around};
+use crate::scan::{Acts, Around, AroundRequest, Sides, Span, around};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -78,6 +78,33 @@ impl Combine for Affine {
     }
 }
 
+#[cube]
+impl Acts for Affine {
+    const STATE: usize = 2;
+
+    fn start() -> Array<f32> {
+        Array::<f32>::new(2usize)
+    }
+
+    fn end() -> Array<f32> {
+        Array::<f32>::new(2usize)
+    }
+
+    fn from_left(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
+        let mut next = Array::<f32>::new(2usize);
+        next[0] = limited(item[1] + item[0] * state[0], CARRIED);
+        next[1] = limited(item[2] + item[0] * state[1], CARRIED);
+        next
+    }
+
+    fn from_right(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
+        let mut next = Array::<f32>::new(2usize);
+        next[0] = limited(item[3] + item[0] * state[0], CARRIED);
+        next[1] = limited(item[4] + item[0] * state[1], CARRIED);
+        next
+    }
+}
+
 #[derive(CubeType, CubeLaunch)]
 struct Buffers {
     matrix: Matrix,
@@ -86,7 +113,7 @@ struct Buffers {
     da: Box<[f32]>,
     db: Box<[f32]>,
     dc: Box<[f32]>,
-    /// The sum of S over the sites of each unit, (re, im).
+    /// The sum of S over the sites of each unit, re and im.
     dz: Box<[f32]>,
     /// Units of a row.
     units: usize,
@@ -177,17 +204,34 @@ impl Around for Gradients {
         let mut b = Array::<f32>::new(SITES);
         let mut c = Array::<f32>::new(SITES);
         let mut w = Array::<f32>::new(comptime!(2 * SITES));
+        let (b_row, c_row) = (span.sequence * matrix.b_stride, span.sequence * matrix.c_stride);
+        let place = 2 * (span.sequence * span.end + span.first);
+        if span.first + SITES < span.end {
+            #[unroll]
+            for e in 0..SITES {
+                b[e] = matrix.b[b_row + span.first + e];
+                c[e] = matrix.c[c_row + span.first + e];
+            }
+            #[unroll]
+            for k in 0..comptime!(2 * SITES) {
+                w[k] = buffers.dg[place + k];
+            }
+        } else {
+            #[unroll]
+            for e in 0..SITES {
+                let i = span.first + e;
+                b[e] = coupling(&matrix.b, b_row, i, matrix.length);
+                c[e] = coupling(&matrix.c, c_row, i, matrix.length);
+                let at = 2 * (span.sequence * span.end + min(i, span.end - 1));
+                w[comptime!(2 * e)] = select(i < span.end, buffers.dg[at], 0.0f32);
+                w[comptime!(2 * e + 1)] = select(i < span.end, buffers.dg[at + 1], 0.0f32);
+            }
+        }
         #[unroll]
         for e in 0..SITES {
-            let i = span.first + e;
-            b[e] = coupling(&matrix.b, span.sequence * matrix.b_stride, i, matrix.length);
-            c[e] = coupling(&matrix.c, span.sequence * matrix.c_stride, i, matrix.length);
-            let at = 2 * (span.sequence * span.end + min(i, span.end - 1));
-            let here = i < span.end;
             // The conjugate of the cotangent: dL = Re Σ w dG.
-            let re = select(here, buffers.dg[at], 0.0f32);
-            let im = select(here, -buffers.dg[at + 1], 0.0f32);
-            set(&mut w, e, both_limited(Complex { re, im }, CARRIED));
+            let of = complex_of(&w, e);
+            set(&mut w, e, both_limited(Complex { re: of.re, im: -of.im }, CARRIED));
         }
         let last = (span.end - 1) / SITES;
         let at = (span.sequence * buffers.units + min(span.first / SITES, last)) * RECORD;
@@ -247,16 +291,10 @@ impl Around for Gradients {
         total
     }
 
-    fn store(
-        buffers: &mut Self::Buffers,
-        span: &Span,
-        held: &mut Self::Held,
-        before: &Array<f32>,
-        after: &Array<f32>,
-    ) {
+    fn store(buffers: &mut Self::Buffers, span: &Span, held: &mut Self::Held, sides: &Sides) {
         let options = comptime!(held.options);
         let wanted = comptime!(buffers.wanted);
-        let mut z = Complex { re: after[3] * held.after, im: after[4] * held.after };
+        let mut z = Complex { re: sides.right[0] * held.after, im: sides.right[1] * held.after };
         #[unroll]
         for k in 0..SITES {
             let e = comptime!(SITES - 1 - k);
@@ -264,7 +302,8 @@ impl Around for Gradients {
             set(&mut held.z, e, z);
             z = both_limited(plus(own, scaled(z, held.gamma[e])), CARRIED);
         }
-        let mut carried = Complex { re: before[1] * held.before, im: before[2] * held.before };
+        let mut carried =
+            Complex { re: sides.left[0] * held.before, im: sides.left[1] * held.before };
         let mut sum = Complex { re: 0.0f32, im: 0.0f32 };
         let own = span.own && span.first < span.end;
         let mut at = held.left;
@@ -308,9 +347,9 @@ impl Around for Gradients {
             at = site.next;
         }
         if comptime!(wanted[3]) && own {
-            let place = 2 * (span.sequence * buffers.units + span.first / SITES);
+            let place = 2 * span.sequence * buffers.units + span.first / SITES;
             buffers.dz[place] = sum.re;
-            buffers.dz[place + 1] = -sum.im;
+            buffers.dz[place + buffers.units] = -sum.im;
         }
     }
 }
@@ -334,7 +373,7 @@ fn next_carried(y: Complex, gamma: f32) -> Complex {
 }
 
 /// The gradients of a, b, c and z as far as they are wanted; those of b, c and z for each row, and that of z for
-/// each record, `[B, records, 2]`.
+/// each record, `[B, 2, records]`.
 pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let Backward { op, dg, a, b, c, z, records, mode, max_abs, wanted } = of;
     let inputs = Inputs::new([a, b, c, z], mode, max_abs.is_some());
@@ -350,7 +389,7 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
         output(0, "da", Shape::new([rows, length])),
         output(1, "db", couplings()),
         output(2, "dc", couplings()),
-        output(3, "dz", Shape::new([rows, units, 2])),
+        output(3, "dz", Shape::new([rows, 2, units])),
     ];
     let request = AroundRequest { op, sequences: rows, length };
     // SAFETY: spans are within rows; a row has its elements, `units` records and sums, and its couplings.

@@ -1,10 +1,10 @@
 //! The diagonal.
 
 use super::steps::{self, Complex, Moebius, Pair, Sites, from_left, from_right, inverse, times};
-use super::{Inputs, LARGEST, Matrix, RECORD, SITES};
+use super::{Inputs, Matrix, RECORD, SCALED, SITES};
 use crate::bk::BkMode;
 use crate::launch;
-use crate::scan::{Around, AroundRequest, Span, around};
+use crate::scan::{Around, AroundRequest, Sides, Span, around};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -61,16 +61,10 @@ impl Around for Diagonal {
         steps::product(&*held)
     }
 
-    fn store(
-        buffers: &mut Self::Buffers,
-        span: &Span,
-        held: &mut Self::Held,
-        before: &Array<f32>,
-        after: &Array<f32>,
-    ) {
+    fn store(buffers: &mut Self::Buffers, span: &Span, held: &mut Self::Held, sides: &Sides) {
         let options = comptime!(buffers.matrix.options);
-        let left = steps::column(before);
-        let right = steps::row(after);
+        let left = steps::pair(&sides.left);
+        let right = steps::pair(&sides.right);
         let own = span.own && span.first < span.end;
         if comptime!(buffers.keep) && own {
             let at = (span.sequence * buffers.units + span.first / SITES) * RECORD;
@@ -79,23 +73,32 @@ impl Around for Diagonal {
         }
         let rights = rights(&*held, right, comptime!(options.causal));
         let mut at = left;
+        let mut results = Array::<f32>::new(comptime!(2 * SITES));
         #[unroll]
         for e in 0..SITES {
             let site = site(&*held, &rights, at, e, comptime!(options.ptx));
-            let g = scaled_g(&site);
-            let i = span.first + e;
-            if own && i < span.end {
-                let place = 2 * (span.sequence * span.end + i);
-                if comptime!(options.capped) {
-                    let factor = cap_factor(g, buffers.cap, comptime!(options.ptx));
-                    buffers.g[place] = g.re * factor;
-                    buffers.g[place + 1] = g.im * factor;
-                } else {
-                    buffers.g[place] = g.re;
-                    buffers.g[place + 1] = g.im;
+            let mut g = scaled_g(&site);
+            if comptime!(options.capped) {
+                let factor = cap_factor(g, buffers.cap, comptime!(options.ptx));
+                g = steps::scaled(g, factor);
+            }
+            results[comptime!(2 * e)] = g.re;
+            results[comptime!(2 * e + 1)] = g.im;
+            at = site.next;
+        }
+        let place = 2 * (span.sequence * span.end + span.first);
+        if own && span.first + SITES <= span.end {
+            #[unroll]
+            for k in 0..comptime!(2 * SITES) {
+                buffers.g[place + k] = results[k];
+            }
+        } else if own {
+            #[unroll]
+            for k in 0..comptime!(2 * SITES) {
+                if span.first + comptime!(k / 2) < span.end {
+                    buffers.g[place + k] = results[k];
                 }
             }
-            at = site.next;
         }
     }
 }
@@ -182,8 +185,7 @@ pub(super) fn site(
 /// G.
 #[cube]
 pub(super) fn scaled_g(site: &Site) -> Complex {
-    let unscaled = times(site.x, site.g);
-    steps::both_limited(steps::scaled(unscaled, site.scale), LARGEST)
+    steps::scaled(times(site.x, site.g), min(site.scale, f32::new(SCALED)))
 }
 
 /// G, `[B, N, 2]`; and, if `keep`, where the recurrences stand at every [`SITES`]th site.

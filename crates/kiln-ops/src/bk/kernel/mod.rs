@@ -38,6 +38,8 @@ pub(crate) const RECORD: usize = 8;
 
 /// The smallest denominator, 2⁻⁴⁰: a rounding is 2⁻²⁴.
 const SMALLEST: f32 = 1.0 / (1u64 << 40) as f32;
+/// The largest factor from a scaled G to G, 2⁸⁰: with the smallest denominator G stays within f32.
+const SCALED: f32 = (1u128 << 80) as f32;
 /// The largest number of a matrix or a gradient, 2¹²⁰.
 const LARGEST: f32 = (1u128 << 120) as f32;
 

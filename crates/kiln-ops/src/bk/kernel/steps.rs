@@ -3,7 +3,7 @@
 use super::{LARGEST, Matrix, SITES, SMALLEST};
 use crate::exponential::reciprocal;
 use crate::reduce::Combine;
-use crate::scan::Span;
+use crate::scan::{Acts, Span};
 use cubecl::prelude::*;
 
 /// A complex number.
@@ -97,15 +97,30 @@ pub(super) fn sites(matrix: &Matrix, span: &Span) -> Sites {
     let (re, im) = (matrix.z[z], matrix.z[z + 1]);
     let mut alpha = Array::<f32>::new(SITES);
     let mut beta = Array::<f32>::new(SITES);
+    let first = span.first;
+    let a_at = span.sequence * matrix.a_stride + first;
+    let b_row = span.sequence * matrix.b_stride;
+    let c_row = span.sequence * matrix.c_stride;
+    // All but the last units have a neighbour behind each site.
+    if first + SITES < matrix.length {
+        #[unroll]
+        for e in 0..SITES {
+            alpha[e] = matrix.a[a_at + e] - re;
+            beta[e] = matrix.b[b_row + first + e] * matrix.c[c_row + first + e];
+        }
+    } else {
+        #[unroll]
+        for e in 0..SITES {
+            let i = first + e;
+            let a = matrix.a[span.sequence * matrix.a_stride + min(i, matrix.length - 1)];
+            alpha[e] = select(i < matrix.length, a - re, 1.0f32);
+            let b = coupling(&matrix.b, b_row, i, matrix.length);
+            beta[e] = b * coupling(&matrix.c, c_row, i, matrix.length);
+        }
+    }
     let mut largest = f32::abs(im);
     #[unroll]
     for e in 0..SITES {
-        let i = span.first + e;
-        let a = matrix.a[span.sequence * matrix.a_stride + min(i, matrix.length - 1)];
-        alpha[e] = select(i < matrix.length, a - re, 1.0f32);
-        let b = coupling(&matrix.b, span.sequence * matrix.b_stride, i, matrix.length);
-        let c = coupling(&matrix.c, span.sequence * matrix.c_stride, i, matrix.length);
-        beta[e] = b * c;
         largest = max(largest, max(f32::abs(alpha[e]), f32::abs(beta[e])));
     }
     let mut imaginary = -im;
@@ -174,16 +189,58 @@ fn put(item: &mut Array<f32>, #[comptime] at: usize, value: Complex) {
     item[comptime!(at + 1)] = value.im;
 }
 
-/// The first column of a product.
+/// A pair of four f32.
 #[cube]
-pub(super) fn column(product: &Array<f32>) -> Pair {
-    Pair { x: complex_at(product, 0usize), y: complex_at(product, 4usize) }
+pub(super) fn pair(state: &Array<f32>) -> Pair {
+    Pair { x: complex_at(state, 0usize), y: complex_at(state, 2usize) }
 }
 
-/// Its first row.
 #[cube]
-pub(super) fn row(product: &Array<f32>) -> Pair {
-    Pair { x: complex_at(product, 0usize), y: complex_at(product, 2usize) }
+fn state(of: Pair) -> Array<f32> {
+    let mut state = Array::<f32>::new(4usize);
+    put(&mut state, 0usize, of.x);
+    put(&mut state, 2usize, of.y);
+    state
+}
+
+/// The vector, scaled.
+#[cube]
+fn scaled_state(x: Complex, y: Complex) -> Array<f32> {
+    let scale = unit_of(max(size(x), size(y)));
+    state(Pair { x: scaled(x, scale), y: scaled(y, scale) })
+}
+
+#[cube]
+impl Acts for Moebius {
+    const STATE: usize = 4;
+
+    fn start() -> Array<f32> {
+        let mut one = Array::<f32>::new(4usize);
+        one[0] = 1.0f32;
+        one
+    }
+
+    fn end() -> Array<f32> {
+        let mut one = Array::<f32>::new(4usize);
+        one[0] = 1.0f32;
+        one
+    }
+
+    // A column on the right of the matrix.
+    fn from_left(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
+        let at = pair(state);
+        let x = plus(times(complex_at(item, 0usize), at.x), times(complex_at(item, 2usize), at.y));
+        let y = plus(times(complex_at(item, 4usize), at.x), times(complex_at(item, 6usize), at.y));
+        scaled_state(x, y)
+    }
+
+    // A row on its left.
+    fn from_right(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
+        let at = pair(state);
+        let x = plus(times(complex_at(item, 0usize), at.x), times(complex_at(item, 4usize), at.y));
+        let y = plus(times(complex_at(item, 2usize), at.x), times(complex_at(item, 6usize), at.y));
+        scaled_state(x, y)
+    }
 }
 
 #[cube]
