@@ -266,15 +266,18 @@ fn combined<C: Combine>(
     let registers = comptime!(C::REGISTERS);
     let lanes = comptime!(plan.row.plane as usize);
     let share = (last - first + comptime!(lanes - 1)) / lanes;
-    let from = min(first + UNIT_POS_PLANE as usize * share, last);
-    let to = min(from + share, last);
+    let from = first + UNIT_POS_PLANE as usize * share;
     let mut all = C::identity();
-    for i in from..to {
+    let identity = C::identity();
+    // As often in all lanes: they shuffle afterwards.
+    for k in 0..share {
+        let i = min(from + k, parts - 1);
         let mut next = C::identity();
         #[unroll]
-        for k in 0..registers {
-            next[k] = f32::reinterpret(totals[k * parts + i].load());
+        for r in 0..registers {
+            next[r] = f32::reinterpret(totals[r * parts + i].load());
         }
+        let next = choose::<C>(from + k < last, &next, &identity);
         let both = C::combine(&all, &next);
         assign::<C>(&mut all, &both);
     }

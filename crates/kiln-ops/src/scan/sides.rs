@@ -121,6 +121,8 @@ pub(super) fn total<C: Combine>(
         let part = comptime!(row.shared());
         let planes = comptime!(row.units / row.plane);
         let first = (UNIT_POS_Y * planes) as usize;
+        // Units that shuffle have to be together again, whatever ways they took to their items.
+        sync_cube();
         crate::reduce::plane::<C>(&mut all, comptime!(row.plane));
         if UNIT_POS_PLANE == 0 {
             let at = first + (UNIT_POS_X / comptime!(row.plane)) as usize;
@@ -158,6 +160,8 @@ pub fn sides<C: Acts>(
         let lanes = comptime!(row.lanes());
         let levels = comptime!(lanes.ilog2());
         let mut met = Array::<f32>::new(comptime!((levels as usize * C::REGISTERS).max(1)));
+        // Units that shuffle have to be together again, whatever ways they took to their items.
+        sync_cube();
         let all = climb::<C>(item, &mut met, lanes);
         if comptime!(!row.in_plane()) {
             let planes = comptime!(row.units / row.plane);

@@ -377,8 +377,8 @@ fn next_carried(y: Complex, gamma: f32) -> Complex {
 pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let Backward { op, dg, a, b, c, z, records, mode, max_abs, wanted } = of;
     let inputs = Inputs::new([a, b, c, z], mode, max_abs.is_some());
-    let (rows, length) = (inputs.rows(), inputs.length());
-    let like = inputs.a.clone();
+    let (rows, length) = (inputs.a.rows, inputs.a.width);
+    let like = inputs.a.tensor.clone();
     let (dg, records) = (into_contiguous(dg), into_contiguous(records));
     let units = length.div_ceil(SITES);
     let output = |i: usize, name: &'static str, shape: Shape| {
@@ -394,7 +394,7 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let request = AroundRequest { op, sequences: rows, length };
     // SAFETY: spans are within rows; a row has its elements, `units` records and sums, and its couplings.
     unsafe {
-        around::<Gradients>(&like, launch::address_type(&[&dg]), request, &|| {
+        around::<Gradients>(&like, inputs.address(&dg), request, &|| {
             let [da, db, dc, dz] = outputs.each_ref().map(|tensor| match tensor {
                 Some(tensor) if tensor.meta.num_elements() > 0 => tensor.clone().into_buffer_arg(),
                 _ => launch::unused(&like, DType::F32).into_buffer_arg(),

@@ -175,7 +175,7 @@ pub(super) fn site(
     let step = from_left(at, alpha, sites.beta[e]);
     let phi = Complex { re: rights[comptime!(4 * e)], im: rights[comptime!(4 * e + 1)] };
     let behind = Complex { re: rights[comptime!(4 * e + 2)], im: rights[comptime!(4 * e + 3)] };
-    let determinant = steps::plus(times(phi, step.next.x), times(behind, step.next.y));
+    let determinant = steps::plus_times(times(phi, step.next.x), behind, step.next.y);
     let over = inverse(determinant, ptx);
     let g = times(phi, over);
     let h = steps::scaled(times(behind, over), -1.0f32);
@@ -192,17 +192,16 @@ pub(super) fn scaled_g(site: &Site) -> Complex {
 pub(crate) fn forward(of: Forward<CubeBackend>, keep: bool) -> (CubeTensor, Option<CubeTensor>) {
     let Forward { op, a, b, c, z, mode, max_abs } = of;
     let inputs = Inputs::new([a, b, c, z], mode, max_abs.is_some());
-    let (rows, length) = (inputs.rows(), inputs.length());
-    let like = inputs.a.clone();
+    let (rows, length) = (inputs.a.rows, inputs.a.width);
+    let like = inputs.a.tensor.clone();
     let g = launch::output(&like, op, "g", Shape::new([rows, length, 2]), DType::F32);
     let units = length.div_ceil(SITES);
     let shape = Shape::new([rows, units, RECORD]);
     let records = keep.then(|| launch::output(&like, op, "records", shape, DType::F32));
     let request = AroundRequest { op, sequences: rows, length };
-    let large: Vec<&CubeTensor> = [&g].into_iter().chain(&records).collect();
     // SAFETY: spans are within rows; a row has its elements, `units` records and 2·N results.
     unsafe {
-        around::<Diagonal>(&like, launch::address_type(&large), request, &|| {
+        around::<Diagonal>(&like, inputs.address(&g), request, &|| {
             let records = match &records {
                 Some(records) => records.clone(),
                 None => launch::unused(&like, DType::F32),

@@ -26,8 +26,7 @@ pub(crate) use forward::forward;
 
 use super::BkMode;
 use crate::device::Hardware;
-use crate::launch;
-use burn_cubecl::kernel::into_contiguous;
+use crate::launch::{self, Rows};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -73,50 +72,44 @@ struct Matrix {
 
 /// The inputs on the host.
 struct Inputs {
-    a: CubeTensor,
-    b: CubeTensor,
-    c: CubeTensor,
-    z: CubeTensor,
+    a: Rows,
+    b: Rows,
+    c: Rows,
+    z: Rows,
     options: Options,
 }
 
 impl Inputs {
     fn new(tensors: [CubeTensor; 4], mode: BkMode, capped: bool) -> Self {
-        let [a, b, c, z] = tensors.map(into_contiguous);
-        let ptx = Hardware::of(&a.client).ptx;
+        let [a, b, c, z] = tensors.map(Rows::new);
+        let ptx = Hardware::of(&a.tensor.client).ptx;
         let options = Options { causal: mode == BkMode::Causal, capped, ptx };
         Self { a, b, c, z, options }
     }
 
-    fn rows(&self) -> usize {
-        self.a.meta.shape()[0]
-    }
-
-    fn length(&self) -> usize {
-        self.a.meta.shape()[1]
-    }
-
     fn argument(&self) -> MatrixLaunch {
-        let stride = |tensor: &CubeTensor| {
-            let shape = tensor.meta.shape();
-            if shape[0] == 1 { 0 } else { shape[1] }
-        };
+        let stride = |of: &Rows| if of.rows == 1 { 0 } else { of.stride };
         // One site has no neighbours: no buffer is empty.
-        let buffer = |tensor: &CubeTensor| match tensor.meta.num_elements() {
-            0 => launch::unused(tensor, tensor.dtype).into_buffer_arg(),
-            _ => tensor.clone().into_buffer_arg(),
+        let buffer = |of: &Rows| match of.width {
+            0 => launch::unused(&of.tensor, of.tensor.dtype).into_buffer_arg(),
+            _ => of.tensor.clone().into_buffer_arg(),
         };
         MatrixLaunch::new(
             buffer(&self.a),
             buffer(&self.b),
             buffer(&self.c),
             buffer(&self.z),
-            self.length(),
+            self.a.width,
             stride(&self.a),
             stride(&self.b),
             stride(&self.c),
             stride(&self.z),
             self.options,
         )
+    }
+
+    /// The address type that reaches the end of the inputs and of this.
+    fn address(&self, other: &CubeTensor) -> AddressType {
+        launch::address_type(&[&self.a.tensor, &self.b.tensor, &self.c.tensor, other])
     }
 }

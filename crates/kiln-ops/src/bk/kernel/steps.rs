@@ -19,6 +19,14 @@ pub(super) fn times(a: Complex, b: Complex) -> Complex {
     Complex { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re }
 }
 
+/// sum + a·b, as fused multiply-adds.
+#[cube]
+pub(super) fn plus_times(sum: Complex, a: Complex, b: Complex) -> Complex {
+    let re = sum.re + a.re * b.re;
+    let im = sum.im + a.re * b.im;
+    Complex { re: re - a.im * b.im, im: im + a.im * b.re }
+}
+
 #[cube]
 pub(super) fn plus(a: Complex, b: Complex) -> Complex {
     Complex { re: a.re + b.re, im: a.im + b.im }
@@ -159,10 +167,7 @@ fn pair_size(of: Pair) -> f32 {
 /// (αx − y, βx).
 #[cube]
 pub(super) fn from_left(at: Pair, alpha: Complex, beta: f32) -> Step {
-    let x = Complex {
-        re: alpha.re * at.x.re - alpha.im * at.x.im - at.y.re,
-        im: alpha.re * at.x.im + alpha.im * at.x.re - at.y.im,
-    };
+    let x = plus_times(scaled(at.y, -1.0f32), alpha, at.x);
     let next = Pair { x, y: scaled(at.x, beta) };
     let scale = unit_of(pair_size(next));
     Step { next: Pair { x: scaled(next.x, scale), y: scaled(next.y, scale) }, scale }
@@ -171,8 +176,7 @@ pub(super) fn from_left(at: Pair, alpha: Complex, beta: f32) -> Step {
 /// (αx + βy, −x).
 #[cube]
 pub(super) fn from_right(at: Pair, alpha: Complex, beta: f32) -> Pair {
-    let turned = times(alpha, at.x);
-    let x = Complex { re: turned.re + beta * at.y.re, im: turned.im + beta * at.y.im };
+    let x = plus_times(scaled(at.y, beta), alpha, at.x);
     let next = Pair { x, y: scaled(at.x, -1.0f32) };
     let scale = unit_of(pair_size(next));
     Pair { x: scaled(next.x, scale), y: scaled(next.y, scale) }
@@ -229,16 +233,16 @@ impl Acts for Moebius {
     // A column on the right of the matrix.
     fn from_left(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
         let at = pair(state);
-        let x = plus(times(complex_at(item, 0usize), at.x), times(complex_at(item, 2usize), at.y));
-        let y = plus(times(complex_at(item, 4usize), at.x), times(complex_at(item, 6usize), at.y));
+        let x = plus_times(times(complex_at(item, 0usize), at.x), complex_at(item, 2usize), at.y);
+        let y = plus_times(times(complex_at(item, 4usize), at.x), complex_at(item, 6usize), at.y);
         scaled_state(x, y)
     }
 
     // A row on its left.
     fn from_right(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
         let at = pair(state);
-        let x = plus(times(complex_at(item, 0usize), at.x), times(complex_at(item, 4usize), at.y));
-        let y = plus(times(complex_at(item, 2usize), at.x), times(complex_at(item, 6usize), at.y));
+        let x = plus_times(times(complex_at(item, 0usize), at.x), complex_at(item, 4usize), at.y);
+        let y = plus_times(times(complex_at(item, 2usize), at.x), complex_at(item, 6usize), at.y);
         scaled_state(x, y)
     }
 }
@@ -286,11 +290,12 @@ impl Combine for Moebius {
                     complex_at(later, comptime!(4 * i)),
                     complex_at(earlier, comptime!(2 * j)),
                 );
-                let second = times(
+                let both = plus_times(
+                    first,
                     complex_at(later, comptime!(4 * i + 2)),
                     complex_at(earlier, comptime!(4 + 2 * j)),
                 );
-                put(&mut product, comptime!(4 * i + 2 * j), plus(first, second));
+                put(&mut product, comptime!(4 * i + 2 * j), both);
             }
         }
         let length = matrix_size(&product);
@@ -306,9 +311,7 @@ fn step(item: &mut Array<f32>, alpha: Complex, beta: f32) {
     for j in 0..2usize {
         let x = complex_at(&*item, comptime!(2 * j));
         let y = complex_at(&*item, comptime!(4 + 2 * j));
-        let re = alpha.re * x.re - alpha.im * x.im - y.re;
-        let im = alpha.re * x.im + alpha.im * x.re - y.im;
-        put(item, comptime!(2 * j), Complex { re, im });
+        put(item, comptime!(2 * j), plus_times(scaled(y, -1.0f32), alpha, x));
         put(item, comptime!(4 + 2 * j), scaled(x, beta));
     }
 }
