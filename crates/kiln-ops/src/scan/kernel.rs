@@ -268,6 +268,8 @@ pub(super) fn look_back_kernel<S: Scan>(
         let both = S::Combine::combine(&carry, &next);
         assign::<S::Combine>(&mut carry, &both);
     }
+    // Units that shuffle have to be together again: their shares differ.
+    sync_cube();
     reduce::rows::<S::Combine>(&mut carry, &mut shared[part..2 * part], plan.row);
     let before = S::Combine::combine(&carry, &prefix.before);
     store::<S>(buffers, &block, first, cut.length, &held, &before, plan);
