@@ -10,6 +10,7 @@
 //! The order of the combinations follows from the lengths and the device alone.
 
 use super::sides::{self, Acts, Sides, read_state, write_state};
+use super::units;
 use crate::device::Hardware;
 use crate::launch;
 use crate::reduce::{self, Combine, RowUnits, assign, choose, read, write};
@@ -129,7 +130,7 @@ fn totals_kernel<S: Around>(
     #[comptime] plan: Plan,
 ) {
     let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * sides::shared(&plan.row)));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * units::shared(&plan.row)));
     let block = block(cut, plan);
     let mut held = S::load(buffers, &block.span);
     let own = S::total(&mut held);
@@ -149,7 +150,7 @@ fn around_kernel<S: Around>(
     #[comptime] plan: Plan,
 ) {
     let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * sides::shared(&plan.row)));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * units::shared(&plan.row)));
     let block = block(cut, plan);
     let mut held = S::load(&*buffers, &block.span);
     let total = S::total(&mut held);
@@ -178,7 +179,7 @@ fn tickets_kernel<S: Around>(
 ) {
     let registers = comptime!(<S::Combine as Combine>::REGISTERS);
     let size = comptime!(<S::Combine as Acts>::STATE);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * sides::shared(&plan.row)));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * units::shared(&plan.row)));
     let mut states = Shared::<[f32]>::new_slice(comptime!(2 * size));
     let mut ticket = Shared::<u32>::new();
     if UNIT_POS == 0 {
@@ -452,7 +453,7 @@ fn plan<S: Around>(client: &Client, length: usize) -> Plan {
     let plane = launch::plane_size(client);
     let registers = <S::Combine as Combine>::REGISTERS;
     let fits = |row: RowUnits| {
-        registers * sides::shared(&row) * size_of::<f32>() <= hardware.max_shared_memory_size
+        registers * units::shared(&row) * size_of::<f32>() <= hardware.max_shared_memory_size
     };
     let wanted = length.div_ceil(S::ITEMS).next_power_of_two();
     let most = match plane {

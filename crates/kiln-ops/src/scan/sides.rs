@@ -35,11 +35,6 @@ pub struct Sides {
     pub right: Array<f32>,
 }
 
-/// f32 of shared memory that [`sides`] and [`total`] need for each register of an item.
-pub fn shared(row: &RowUnits) -> usize {
-    if row.plane > 1 { row.shared() } else { 2 * row.shared() }
-}
-
 #[cube]
 fn take(state: &mut Array<f32>, value: &Array<f32>, #[comptime] size: usize) {
     #[unroll]
@@ -106,7 +101,7 @@ fn climb<C: Combine>(
 }
 
 /// The combination of the items of a row, in its first unit. All of the cube calls this, with shared `memory` of
-/// [`REGISTERS`](Combine::REGISTERS) times [`shared`] that nobody else uses.
+/// [`REGISTERS`](Combine::REGISTERS) times [`shared`](super::shared) that nobody else uses.
 #[cube]
 pub(super) fn total<C: Combine>(
     item: &Array<f32>,
@@ -142,7 +137,7 @@ pub(super) fn total<C: Combine>(
 }
 
 /// The states around each unit of a row that has `ends` around it. All of the cube calls this, with shared `memory` of
-/// [`REGISTERS`](Combine::REGISTERS) times [`shared`] that nobody else uses before the next `sync_cube`.
+/// [`REGISTERS`](Combine::REGISTERS) times [`shared`](super::shared) that nobody else uses before the next `sync_cube`.
 #[cube]
 pub fn sides<C: Acts>(
     item: &Array<f32>,

@@ -151,7 +151,7 @@ pub(super) struct Pair {
     pub(super) y: Complex,
 }
 
-/// One step from the left, and the power of two that it was scaled by.
+/// The next vector, and the power of two that it was scaled by.
 #[derive(CubeType, CubeTypeMut, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Step {
@@ -160,26 +160,23 @@ pub(super) struct Step {
 }
 
 #[cube]
-fn pair_size(of: Pair) -> f32 {
-    max(size(of.x), size(of.y))
+fn normalised(of: Pair) -> Step {
+    let scale = unit_of(max(size(of.x), size(of.y)));
+    Step { next: Pair { x: scaled(of.x, scale), y: scaled(of.y, scale) }, scale }
 }
 
 /// (αx − y, βx).
 #[cube]
 pub(super) fn from_left(at: Pair, alpha: Complex, beta: f32) -> Step {
     let x = plus_times(scaled(at.y, -1.0f32), alpha, at.x);
-    let next = Pair { x, y: scaled(at.x, beta) };
-    let scale = unit_of(pair_size(next));
-    Step { next: Pair { x: scaled(next.x, scale), y: scaled(next.y, scale) }, scale }
+    normalised(Pair { x, y: scaled(at.x, beta) })
 }
 
 /// (αx + βy, −x).
 #[cube]
 pub(super) fn from_right(at: Pair, alpha: Complex, beta: f32) -> Pair {
     let x = plus_times(scaled(at.y, beta), alpha, at.x);
-    let next = Pair { x, y: scaled(at.x, -1.0f32) };
-    let scale = unit_of(pair_size(next));
-    Pair { x: scaled(next.x, scale), y: scaled(next.y, scale) }
+    normalised(Pair { x, y: scaled(at.x, -1.0f32) }).next
 }
 
 #[cube]
@@ -200,18 +197,11 @@ pub(super) fn pair(state: &Array<f32>) -> Pair {
 }
 
 #[cube]
-fn state(of: Pair) -> Array<f32> {
+fn state_of(of: Pair) -> Array<f32> {
     let mut state = Array::<f32>::new(4usize);
     put(&mut state, 0usize, of.x);
     put(&mut state, 2usize, of.y);
     state
-}
-
-/// The vector, scaled.
-#[cube]
-fn scaled_state(x: Complex, y: Complex) -> Array<f32> {
-    let scale = unit_of(max(size(x), size(y)));
-    state(Pair { x: scaled(x, scale), y: scaled(y, scale) })
 }
 
 #[cube]
@@ -235,7 +225,7 @@ impl Acts for Moebius {
         let at = pair(state);
         let x = plus_times(times(complex_at(item, 0usize), at.x), complex_at(item, 2usize), at.y);
         let y = plus_times(times(complex_at(item, 4usize), at.x), complex_at(item, 6usize), at.y);
-        scaled_state(x, y)
+        state_of(normalised(Pair { x, y }).next)
     }
 
     // A row on its left.
@@ -243,7 +233,7 @@ impl Acts for Moebius {
         let at = pair(state);
         let x = plus_times(times(complex_at(item, 0usize), at.x), complex_at(item, 4usize), at.y);
         let y = plus_times(times(complex_at(item, 2usize), at.x), complex_at(item, 6usize), at.y);
-        scaled_state(x, y)
+        state_of(normalised(Pair { x, y }).next)
     }
 }
 
