@@ -35,7 +35,7 @@ pub trait BkOps: Backend {
 /// Its gradients; not differentiable again.
 #[backend_extension(Cube, Fusion)]
 pub trait BkGradOps: Backend {
-    /// da, db and dc for each row, and dz for each row and record.
+    /// da, db, dc and dz for each row.
     #[fusion(meta = |of| {
         let [rows, length] = sizes(&of.a);
         let couplings = f32([rows, length - 1]);
@@ -43,7 +43,7 @@ pub trait BkGradOps: Backend {
             maybe(of.wanted[0], &f32([rows, length])),
             maybe(of.wanted[1], &couplings),
             maybe(of.wanted[2], &couplings),
-            maybe(of.wanted[3], &f32([rows, 2, length.div_ceil(kernel::SITES)])),
+            maybe(of.wanted[3], &f32([rows, 2])),
         )
     })]
     fn bk_backward(
@@ -84,11 +84,7 @@ impl<B: BkOps + BkGradOps, C: CheckpointStrategy> BkOps for Autodiff<B, C> {
 fn gradients<B: BkGradOps>(of: Backward<B>) -> [Maybe<B>; 4] {
     let shared = [&of.b, &of.c, &of.z].map(|tensor| tensor.shape()[0] == 1);
     let (da, db, dc, dz) = B::bk_backward(of);
-    let dz = dz.option().map(|dz| {
-        let [rows, two, _] = dz.shape().dims();
-        B::float_reshape(B::float_sum_dim(dz, 2), Shape::new([rows, two]))
-    });
-    let [db, dc, dz] = [db.option(), dc.option(), dz];
+    let [db, dc, dz] = [db, dc, dz].map(Maybe::option);
     let of_all = |gradient: Option<FloatTensor<B>>, shared: bool| {
         gradient.map(|rows| if shared { B::float_sum_dim(rows, 0) } else { rows }).into()
     };

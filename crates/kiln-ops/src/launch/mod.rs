@@ -48,7 +48,7 @@ impl Rows {
     }
 
     /// Whether every row begins where a vector of `size` elements may, however it ends.
-    fn begins(&self, size: usize) -> bool {
+    pub(crate) fn begins(&self, size: usize) -> bool {
         let offset = self.tensor.handle.offset_start.unwrap_or(0) as usize;
         (self.rows <= 1 || self.stride.is_multiple_of(size))
             && offset.is_multiple_of(size * self.tensor.dtype.size())

@@ -1,19 +1,17 @@
 //! Scans from both sides at once: what stands before a unit's items, and what stands behind them.
 //!
 //! A unit takes the few neighbouring items of an [`Around`], combines them, and the units of a cube scan
-//! their totals to both sides. A sequence of several blocks is read twice: first for the totals of the
-//! blocks, then with what stands around each block. On CUDA, where what a cube writes is visible to another
-//! in the same launch, that is one launch: cubes take tasks by a ticket, the totals of a group of sequences
-//! before the blocks of the group before it, so that whoever is waited for has begun and what is read for
-//! the second time still is in the cache. Elsewhere the totals are scanned in a launch of their own.
+//! their totals to both sides. A sequence of several blocks takes three launches: the totals of the blocks,
+//! what stands around each of them, and the blocks with that; its items are read twice. (In one launch,
+//! with tickets and flags, so that the second reading finds the items in the cache, it was slower by a
+//! tenth on an H200: instructions bound it, and who waits issues none.)
 //!
 //! The order of the combinations follows from the lengths and the device alone.
 
 use super::sides::{self, Acts, Sides, read_state, write_state};
-use super::units;
 use crate::device::Hardware;
 use crate::launch;
-use crate::reduce::{self, Combine, RowUnits, assign, choose, read, write};
+use crate::reduce::{Combine, RowUnits, assign, choose, read, write};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -31,6 +29,9 @@ pub struct Span {
     pub end: usize,
     /// Whether results are written: units past the end do the work of others again.
     pub own: bool,
+    /// Lanes of a plane whose units follow each other, and have [`SHARED`](Around::SHARED) memory; else 0.
+    #[cube(comptime)]
+    pub lanes: u32,
 }
 
 /// What is scanned to both sides.
@@ -44,15 +45,23 @@ pub trait Around: Send + Sync + 'static {
     type Held: CubeType;
     /// Items of a unit.
     const ITEMS: usize;
+    /// f32 of shared memory for a unit, a multiple of 4, where the units of a plane follow each other.
+    const SHARED: usize;
 
-    /// Loads items; those past the end are identities.
-    fn load(buffers: &Self::Buffers, span: &Span) -> Self::Held;
+    /// Loads items; those past the end are identities. The memory is the cube's.
+    fn load(buffers: &Self::Buffers, span: &Span, memory: &mut [f32]) -> Self::Held;
 
     /// What the items combine to.
     fn total(held: &mut Self::Held) -> Array<f32>;
 
     /// Takes the states before the first item and behind the last.
-    fn store(buffers: &mut Self::Buffers, span: &Span, held: &mut Self::Held, sides: &Sides);
+    fn store(
+        buffers: &mut Self::Buffers,
+        span: &Span,
+        held: &mut Self::Held,
+        sides: &Sides,
+        memory: &mut [f32],
+    );
 }
 
 /// Sequences that are scanned to both sides.
@@ -74,11 +83,22 @@ struct Plan {
     items: usize,
     /// Blocks have something around them, which is in memory.
     carried: bool,
+    /// f32 of shared memory for a unit.
+    shared: usize,
 }
 
 impl Plan {
     fn tile(&self) -> usize {
         self.row.units as usize * self.items
+    }
+
+    /// f32 of shared memory of a cube's units.
+    fn memory(&self) -> usize {
+        (self.shared * (self.row.units * self.row.rows) as usize).max(4)
+    }
+
+    fn lanes(&self) -> u32 {
+        if self.shared > 0 { self.row.plane } else { 0 }
     }
 }
 
@@ -91,8 +111,6 @@ struct Cut {
     blocks: usize,
     /// Blocks of all sequences.
     parts: usize,
-    /// Blocks of a group of sequences.
-    group: usize,
 }
 
 /// A block of a sequence.
@@ -101,24 +119,23 @@ struct Cut {
 struct Block {
     /// Its number among those of all sequences.
     part: usize,
-    /// The first of its sequence.
-    first: usize,
     span: Span,
 }
 
 #[cube]
-fn block_at(at: usize, cut: &Cut, #[comptime] plan: Plan) -> Block {
+fn block(cut: &Cut, #[comptime] plan: Plan) -> Block {
+    let at = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
     let part = min(at, cut.parts - 1);
     let sequence = part / cut.blocks;
     let start = (part - sequence * cut.blocks) * comptime!(plan.tile());
-    let first = start + UNIT_POS_X as usize * plan.items;
-    let span = Span { sequence, first, end: cut.length, own: at < cut.parts };
-    Block { part, first: sequence * cut.blocks, span }
-}
-
-#[cube]
-fn block(cut: &Cut, #[comptime] plan: Plan) -> Block {
-    block_at(CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize, cut, plan)
+    let span = Span {
+        sequence,
+        first: start + UNIT_POS_X as usize * plan.items,
+        end: cut.length,
+        own: at < cut.parts,
+        lanes: comptime!(plan.lanes()),
+    };
+    Block { part, span }
 }
 
 /// The combination of each block.
@@ -129,10 +146,10 @@ fn totals_kernel<S: Around>(
     cut: &Cut,
     #[comptime] plan: Plan,
 ) {
-    let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * units::shared(&plan.row)));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(sides::shared::<S::Combine>(&plan.row)));
+    let mut memory = Shared::<[f32]>::new_aligned_slice(comptime!(plan.memory()), 16usize);
     let block = block(cut, plan);
-    let mut held = S::load(buffers, &block.span);
+    let mut held = S::load(buffers, &block.span, &mut memory);
     let own = S::total(&mut held);
     let total = sides::total::<S::Combine>(&own, &mut shared, plan.row);
     if UNIT_POS_X == 0 && block.span.own {
@@ -149,140 +166,22 @@ fn around_kernel<S: Around>(
     cut: &Cut,
     #[comptime] plan: Plan,
 ) {
-    let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * units::shared(&plan.row)));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(sides::shared::<S::Combine>(&plan.row)));
+    let mut memory = Shared::<[f32]>::new_aligned_slice(comptime!(plan.memory()), 16usize);
     let block = block(cut, plan);
-    let mut held = S::load(&*buffers, &block.span);
+    let mut held = S::load(&*buffers, &block.span, &mut memory);
     let total = S::total(&mut held);
     if comptime!(plan.carried) {
         let left = read_state::<S::Combine>(before, block.part, cut.parts);
         let right = read_state::<S::Combine>(after, block.part, cut.parts);
         let ends = Sides { left, right };
         let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
-        S::store(buffers, &block.span, &mut held, &sides);
+        S::store(buffers, &block.span, &mut held, &sides, &mut memory);
     } else {
         let ends = Sides { left: S::Combine::start(), right: S::Combine::end() };
         let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
-        S::store(buffers, &block.span, &mut held, &sides);
+        S::store(buffers, &block.span, &mut held, &sides, &mut memory);
     }
-}
-
-/// Both, by tickets. `state` is the ticket and a count of totals for each sequence, all zeros; `totals`
-/// holds the bits of the totals.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn tickets_kernel<S: Around>(
-    buffers: &mut S::Buffers,
-    totals: &mut [Atomic<u32>],
-    state: &mut [Atomic<u32>],
-    cut: &Cut,
-    #[comptime] plan: Plan,
-) {
-    let registers = comptime!(<S::Combine as Combine>::REGISTERS);
-    let size = comptime!(<S::Combine as Acts>::STATE);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(registers * units::shared(&plan.row)));
-    let mut states = Shared::<[f32]>::new_slice(comptime!(2 * size));
-    let mut ticket = Shared::<u32>::new();
-    if UNIT_POS == 0 {
-        *ticket = state[0].fetch_add(1u32);
-    }
-    sync_cube();
-    // The totals of the first group; then in turns those of a group and the blocks of the one before.
-    let number = *ticket as usize;
-    let pair = (max(number, cut.group) - cut.group) / (2 * cut.group);
-    let within = number - select(number < cut.group, 0usize, cut.group * (2 * pair + 1));
-    let of_totals = number < cut.group || within < cut.group;
-    let mut at = number;
-    if number >= cut.group {
-        at = (pair + 1) * cut.group + within;
-        if within >= cut.group {
-            at = pair * cut.group + within - cut.group;
-        }
-    }
-    let block = block_at(at, cut, plan);
-    if block.span.own {
-        let mut held = S::load(&*buffers, &block.span);
-        let own = S::total(&mut held);
-        if of_totals {
-            let total = sides::total::<S::Combine>(&own, &mut shared, plan.row);
-            if UNIT_POS == 0 {
-                #[unroll]
-                for k in 0..registers {
-                    totals[k * cut.parts + block.part].store(u32::reinterpret(total[k]));
-                }
-            }
-            // Device scope: the total is there before it is counted.
-            sync_storage();
-            if UNIT_POS == 0 {
-                state[block.span.sequence + 1].fetch_add(1u32);
-            }
-        } else {
-            if UNIT_POS == 0 {
-                loop {
-                    if state[block.span.sequence + 1].load() as usize >= cut.blocks {
-                        break;
-                    }
-                }
-            }
-            sync_cube();
-            sync_storage();
-            // A plane goes through what stands before the block, another through what stands behind it.
-            let plane = UNIT_POS / comptime!(plan.row.plane);
-            if plane == 0 {
-                let mut all =
-                    combined::<S::Combine>(&*totals, block.first, block.part, cut.parts, plan);
-                reduce::plane::<S::Combine>(&mut all, comptime!(plan.row.plane));
-                let state = S::Combine::from_left(&S::Combine::start(), &all);
-                if UNIT_POS_PLANE == 0 {
-                    write_state::<S::Combine>(&mut states, 0usize, 2usize, &state);
-                }
-            } else if plane == 1 {
-                let last = block.first + cut.blocks;
-                let mut all =
-                    combined::<S::Combine>(&*totals, block.part + 1, last, cut.parts, plan);
-                reduce::plane::<S::Combine>(&mut all, comptime!(plan.row.plane));
-                let state = S::Combine::from_right(&S::Combine::end(), &all);
-                if UNIT_POS_PLANE == 0 {
-                    write_state::<S::Combine>(&mut states, 1usize, 2usize, &state);
-                }
-            }
-            sync_cube();
-            let left = read_state::<S::Combine>(&states, 0usize, 2usize);
-            let right = read_state::<S::Combine>(&states, 1usize, 2usize);
-            let ends = Sides { left, right };
-            let sides = sides::sides::<S::Combine>(&own, &ends, &mut shared, plan.row);
-            S::store(buffers, &block.span, &mut held, &sides);
-        }
-    }
-}
-
-/// A lane's share of the totals from `first` up to `last`: equal shares that follow each other.
-#[cube]
-fn combined<C: Combine>(
-    totals: &[Atomic<u32>],
-    first: usize,
-    last: usize,
-    parts: usize,
-    #[comptime] plan: Plan,
-) -> Array<f32> {
-    let registers = comptime!(C::REGISTERS);
-    let lanes = comptime!(plan.row.plane as usize);
-    let share = (last - first + comptime!(lanes - 1)) / lanes;
-    let from = first + UNIT_POS_PLANE as usize * share;
-    let mut all = C::identity();
-    let identity = C::identity();
-    // As often in all lanes: they shuffle afterwards.
-    for k in 0..share {
-        let i = min(from + k, parts - 1);
-        let mut next = C::identity();
-        #[unroll]
-        for r in 0..registers {
-            next[r] = f32::reinterpret(totals[r * parts + i].load());
-        }
-        let next = choose::<C>(from + k < last, &next, &identity);
-        let both = C::combine(&all, &next);
-        assign::<C>(&mut all, &both);
-    }
-    all
 }
 
 /// The totals of blocks, with what stands around them.
@@ -303,8 +202,9 @@ impl<C: Acts> Around for Totals<C> {
     type Buffers = TotalsBuffers;
     type Held = Array<f32>;
     const ITEMS: usize = 1;
+    const SHARED: usize = 0;
 
-    fn load(buffers: &Self::Buffers, span: &Span) -> Self::Held {
+    fn load(buffers: &Self::Buffers, span: &Span, _memory: &mut [f32]) -> Self::Held {
         let at = span.sequence * buffers.blocks + min(span.first, span.end - 1);
         let total = read::<C>(&buffers.totals, at, buffers.parts);
         let identity = C::identity();
@@ -317,7 +217,13 @@ impl<C: Acts> Around for Totals<C> {
         total
     }
 
-    fn store(buffers: &mut Self::Buffers, span: &Span, _held: &mut Self::Held, sides: &Sides) {
+    fn store(
+        buffers: &mut Self::Buffers,
+        span: &Span,
+        _held: &mut Self::Held,
+        sides: &Sides,
+        _memory: &mut [f32],
+    ) {
         if span.own && span.first < span.end {
             let at = span.sequence * buffers.blocks + span.first;
             write_state::<C>(&mut buffers.before, at, buffers.parts, &sides.left);
@@ -326,17 +232,12 @@ impl<C: Acts> Around for Totals<C> {
     }
 }
 
-/// Most units of a sequence of several blocks, with planes and without.
-const UNITS: [u32; 2] = [256, 128];
+/// Most units of a sequence of several blocks: on an H200 128 are faster than 64 and 256.
+const UNITS: u32 = 128;
 /// Most units of a sequence that is one block.
 const WIDEST: u32 = 512;
 /// Units of a cube that narrow sequences share.
 const CUBE: u32 = 128;
-/// Most blocks of a sequence whose totals each of them combines anew.
-const BLOCKS: usize = 4096;
-/// Blocks of a group of sequences, for each multiprocessor: enough that nobody waits.
-const GROUP: usize = 8;
-
 /// Scans to both sides. `like` is on the device where that happens, `address` reaches the end of the
 /// buffers, and `buffers` makes the arguments of one launch.
 ///
@@ -358,21 +259,14 @@ pub unsafe fn around<S: Around>(
     let blocks = length.div_ceil(plan.tile());
     let parts = sequences * blocks;
     let registers = <S::Combine as Combine>::REGISTERS;
-    let group = blocks * (launch::multiprocessors(client) * GROUP).div_ceil(blocks).min(sequences);
-    let cut = || CutLaunch::new(length, blocks, parts, group);
+    let cut = || CutLaunch::new(length, blocks, parts);
     let of_parts = |name: &'static str, size: usize| {
         launch::output(like, op, name, Shape::new([size, parts]), DType::F32)
     };
     let cubes = |parts: usize| launch::grid(client, parts.div_ceil(plan.row.rows as usize));
     let dim = plan.row.cube_dim();
     let nothing = || launch::unused(like, DType::F32).into_buffer_arg();
-    let tickets = Hardware::of(client).ptx && client.features().device_memory_scope;
-    let tickets = tickets && plan.row.units >= 2 * plan.row.plane && blocks <= BLOCKS;
-    launch::plans::note(
-        op,
-        &(&plan, address),
-        &[("several blocks", blocks > 1), ("by tickets", blocks > 1 && tickets)],
-    );
+    launch::plans::note(op, &(&plan, address), &[("several blocks", blocks > 1)]);
     if blocks == 1 {
         // SAFETY: the caller's.
         return unsafe {
@@ -390,25 +284,6 @@ pub unsafe fn around<S: Around>(
         };
     }
     let totals = of_parts("totals of blocks", registers);
-    if tickets {
-        let state = launch::zeros(like, Shape::new([sequences + 1]), DType::U32);
-        let tasks = group + parts.div_ceil(group) * 2 * group;
-        // SAFETY: the caller's; there is a total for each part and a count for each sequence; tickets past the
-        // last block are dropped.
-        return unsafe {
-            tickets_kernel::launch_unchecked::<S>(
-                client,
-                launch::grid(client, tasks),
-                dim,
-                address,
-                buffers(),
-                totals.into_buffer_arg(),
-                state.into_buffer_arg(),
-                cut(),
-                plan,
-            )
-        };
-    }
     let [before, after] = ["what stands before blocks", "what stands behind blocks"]
         .map(|name| of_parts(name, <S::Combine as Acts>::STATE));
     let carried = Plan { carried: true, ..plan };
@@ -448,26 +323,37 @@ pub unsafe fn around<S: Around>(
     }
 }
 
+/// Lanes of a plane whose units follow each other in one sequence, as [`Span::lanes`] has it.
+pub(crate) fn lanes<S: Around>(client: &Client, length: usize) -> u32 {
+    plan::<S>(client, length).lanes()
+}
+
 fn plan<S: Around>(client: &Client, length: usize) -> Plan {
     let hardware = &client.properties().hardware;
     let plane = launch::plane_size(client);
-    let registers = <S::Combine as Combine>::REGISTERS;
-    let fits = |row: RowUnits| {
-        registers * units::shared(&row) * size_of::<f32>() <= hardware.max_shared_memory_size
+    let ptx = Hardware::of(client).ptx;
+    let plan = |units: u32, rows: u32| {
+        let exchanges = ptx && units >= plane;
+        Plan {
+            row: RowUnits { units, rows, plane },
+            items: S::ITEMS,
+            carried: false,
+            shared: if exchanges { S::SHARED } else { 0 },
+        }
+    };
+    let fits = |plan: Plan| {
+        let floats = sides::shared::<S::Combine>(&plan.row) + plan.memory();
+        (floats + 1) * size_of::<f32>() <= hardware.max_shared_memory_size
     };
     let wanted = length.div_ceil(S::ITEMS).next_power_of_two();
-    let most = match plane {
-        1 => UNITS[1],
-        _ if wanted <= WIDEST as usize => WIDEST,
-        _ => UNITS[0],
-    };
+    let most = if plane > 1 && wanted <= WIDEST as usize { WIDEST } else { UNITS };
     let mut units = wanted.min(most.min(hardware.max_units_per_cube) as usize) as u32;
-    while units > 1 && !fits(RowUnits { units, rows: 1, plane }) {
+    while units > 1 && !fits(plan(units, 1)) {
         units /= 2;
     }
     let mut rows = (CUBE.min(hardware.max_units_per_cube) / units).max(1);
-    while rows > 1 && !fits(RowUnits { units, rows, plane }) {
+    while rows > 1 && !fits(plan(units, rows)) {
         rows /= 2;
     }
-    Plan { row: RowUnits { units, rows, plane }, items: S::ITEMS, carried: false }
+    plan(units, rows)
 }

@@ -20,6 +20,7 @@ mod kernel;
 mod sides;
 mod units;
 
+pub(crate) use around::lanes;
 pub use around::{Around, AroundRequest, Span, around};
 pub use sides::{Acts, Sides};
 pub use units::{Prefix, plane, rows, shared};

@@ -8,15 +8,15 @@
 //! in which s_j are powers of two and γ is real. Between units, whose vectors have scales of their own, Y is
 //! carried over |v|² and Z times |v|².
 
-use super::forward::{self, cap_factor, rights, scaled_g};
-use super::steps::{
-    self, Complex, Pair, Sites, both_limited, coupling, limited, over, plus, scaled, times,
-};
+use super::forward::{self, cap_factor, complex_of, rights, scaled_g, set};
+use super::lanes::{self as planes, Across, number, run, write_run};
+use super::steps::{self, Complex, Pair, Sites, both_limited, limited, over, plus, scaled, times};
 use super::{Inputs, LARGEST, Matrix, Options, RECORD, SITES, SMALLEST};
 use crate::bk::BkMode;
 use crate::launch;
-use crate::reduce::Combine;
-use crate::scan::{Acts, Around, AroundRequest, Sides, Span, around};
+use crate::reduce::{self, Combine, Sums};
+use crate::scan::{Acts, Around, AroundRequest, Sides, Span, around, lanes};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -90,17 +90,13 @@ impl Acts for Affine {
         Array::<f32>::new(2usize)
     }
 
-    fn from_left(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
+    fn act(state: &Array<f32>, item: &Array<f32>, reverse: bool) -> Array<f32> {
         let mut next = Array::<f32>::new(2usize);
-        next[0] = limited(item[1] + item[0] * state[0], CARRIED);
-        next[1] = limited(item[2] + item[0] * state[1], CARRIED);
-        next
-    }
-
-    fn from_right(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
-        let mut next = Array::<f32>::new(2usize);
-        next[0] = limited(item[3] + item[0] * state[0], CARRIED);
-        next[1] = limited(item[4] + item[0] * state[1], CARRIED);
+        #[unroll]
+        for k in 0..2usize {
+            let own = select(reverse, item[comptime!(3 + k)], item[comptime!(1 + k)]);
+            next[k] = limited(own + item[0] * state[k], CARRIED);
+        }
         next
     }
 }
@@ -113,21 +109,30 @@ struct Buffers {
     da: Box<[f32]>,
     db: Box<[f32]>,
     dc: Box<[f32]>,
-    /// The sum of S over the sites of each unit, re and im.
+    /// The sums of S over the sites of each unit, or of each plane's.
     dz: Box<[f32]>,
+    /// How many there are of a row.
+    sums: usize,
     /// Units of a row.
     units: usize,
     cap: f32,
     #[cube(comptime)]
     wanted: [bool; 4],
+    #[cube(comptime)]
+    vectors: Vectors,
+}
+
+/// Which rows begin where vectors may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Vectors {
+    dg: bool,
+    da: bool,
 }
 
 /// A unit's sites, its cotangents, and where the recurrences stand.
 #[derive(CubeType)]
 struct Held {
     sites: Sites,
-    b: Array<f32>,
-    c: Array<f32>,
     /// w, two f32 each; with a cap, that of the G before it.
     w: Array<f32>,
     left: Pair,
@@ -159,21 +164,29 @@ fn squared(of: Pair) -> f32 {
     of.x.re * of.x.re + of.x.im * of.x.im + of.y.re * of.y.re + of.y.im * of.y.im
 }
 
+/// Within ±`limit`, if that is to be seen to.
 #[cube]
-fn complex_of(values: &Array<f32>, #[comptime] e: usize) -> Complex {
-    Complex { re: values[comptime!(2 * e)], im: values[comptime!(2 * e + 1)] }
+fn kept(a: Complex, #[comptime] limit: f32, #[comptime] careful: bool) -> Complex {
+    let mut kept = a;
+    if comptime!(careful) {
+        kept = both_limited(a, limit);
+    }
+    kept
 }
 
 #[cube]
-fn set(values: &mut Array<f32>, #[comptime] e: usize, value: Complex) {
-    values[comptime!(2 * e)] = value.re;
-    values[comptime!(2 * e + 1)] = value.im;
+fn kept_real(x: f32, #[comptime] limit: f32, #[comptime] careful: bool) -> f32 {
+    let mut kept = x;
+    if comptime!(careful) {
+        kept = limited(x, limit);
+    }
+    kept
 }
 
 /// s²·a, for an s² that may leave f32.
 #[cube]
-fn twice(a: Complex, s: f32) -> Complex {
-    both_limited(scaled(scaled(a, s), s), LARGEST)
+fn twice(a: Complex, s: f32, #[comptime] careful: bool) -> Complex {
+    kept(scaled(scaled(a, s), s), LARGEST, careful)
 }
 
 /// The cotangent of G before its cap: (m/|G|)·(w − Re(w·G)·conj(G)/|G|²).
@@ -196,32 +209,44 @@ impl Around for Gradients {
     type Buffers = Buffers;
     type Held = Held;
     const ITEMS: usize = SITES;
+    const SHARED: usize = 2 * planes::shared(SITES);
 
-    fn load(buffers: &Self::Buffers, span: &Span) -> Self::Held {
+    fn load(buffers: &Self::Buffers, span: &Span, memory: &mut [f32]) -> Self::Held {
         let options = comptime!(buffers.matrix.options);
         let matrix = &buffers.matrix;
-        let sites = steps::sites(matrix, span);
-        let mut b = Array::<f32>::new(SITES);
-        let mut c = Array::<f32>::new(SITES);
         let mut w = Array::<f32>::new(comptime!(2 * SITES));
-        let (b_row, c_row) = (span.sequence * matrix.b_stride, span.sequence * matrix.c_stride);
         let place = 2 * (span.sequence * span.end + span.first);
-        if span.first + SITES < span.end {
-            #[unroll]
-            for e in 0..SITES {
-                b[e] = matrix.b[b_row + span.first + e];
-                c[e] = matrix.c[c_row + span.first + e];
+        let mut taken = false;
+        let across = comptime!(Across::new(2 * SITES, span.lanes, buffers.vectors.dg));
+        if comptime!(span.lanes > 0) {
+            taken = steps::together(span, SITES);
+            if taken {
+                let start = place - 2 * UNIT_POS_PLANE as usize * SITES;
+                #[unroll]
+                for k in 0..comptime!(across.steps()) {
+                    let at = start + number(k, across);
+                    let some = run(&buffers.dg, at, across.width, buffers.vectors.dg);
+                    #[unroll]
+                    for j in 0..comptime!(across.width) {
+                        w[comptime!(k * across.width + j)] = some[j];
+                    }
+                }
             }
-            #[unroll]
-            for k in 0..comptime!(2 * SITES) {
-                w[k] = buffers.dg[place + k];
+        }
+        let sites = steps::sites(matrix, span, memory, SITES);
+        if comptime!(span.lanes > 0) {
+            if taken {
+                let at = steps::of_plane(span, comptime!(2 * planes::shared(SITES)));
+                let size = comptime!(span.lanes as usize * planes::shared(2 * SITES));
+                // All have their sites.
+                sync_plane();
+                w = planes::to_runs(&mut memory[at..at + size], &w, across);
             }
-        } else {
+        }
+        if !taken {
             #[unroll]
             for e in 0..SITES {
                 let i = span.first + e;
-                b[e] = coupling(&matrix.b, b_row, i, matrix.length);
-                c[e] = coupling(&matrix.c, c_row, i, matrix.length);
                 let at = 2 * (span.sequence * span.end + min(i, span.end - 1));
                 w[comptime!(2 * e)] = select(i < span.end, buffers.dg[at], 0.0f32);
                 w[comptime!(2 * e + 1)] = select(i < span.end, buffers.dg[at + 1], 0.0f32);
@@ -240,8 +265,6 @@ impl Around for Gradients {
         let rights = rights(&sites, right, comptime!(options.causal));
         Held {
             sites,
-            b,
-            c,
             w,
             left,
             rights,
@@ -256,102 +279,254 @@ impl Around for Gradients {
 
     fn total(held: &mut Self::Held) -> Array<f32> {
         let options = comptime!(held.options);
-        let mut at = held.left;
-        let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
-        let mut product = 1.0f32;
+        if comptime!(options.capped) {
+            uncap(held);
+        }
+        let mut total = sums(held, false);
+        let mut size = f32::new(0.0);
         #[unroll]
-        for e in 0..SITES {
-            let site = forward::site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
-            let mut w = complex_of(&held.w, e);
-            if comptime!(options.capped) {
-                w = uncapped(w, scaled_g(&site), held.cap, comptime!(options.ptx));
-                set(&mut held.w, e, w);
+        for k in 0..5usize {
+            size += f32::abs(total[k]);
+        }
+        // Infinities and NaN stay.
+        if !(size < f32::new(CARRIED)) {
+            let careful = sums(held, true);
+            #[unroll]
+            for k in 0..5usize {
+                total[k] = careful[k];
             }
-            let gamma = limited(held.sites.beta[e] * site.scale * site.scale, CARRIED);
-            carried = next_carried(plus(of_left(w, site.x), carried), gamma);
-            product = limited(product * gamma, CARRIED);
-            set(&mut held.z, e, twice(along(along(w, site.g), site.g), site.scale));
-            held.gamma[e] = gamma;
-            at = site.next;
         }
-        held.after = over(max(squared(at), f32::new(SMALLEST)), comptime!(options.ptx));
-        let mut z = Complex { re: 0.0f32, im: 0.0f32 };
-        #[unroll]
-        for k in 0..SITES {
-            let e = comptime!(SITES - 1 - k);
-            let behind = scaled(z, held.gamma[e]);
-            z = both_limited(plus(complex_of(&held.z, e), behind), CARRIED);
-        }
-        let mut total = Array::<f32>::new(5usize);
-        total[0] = limited(product * held.before * held.after, CARRIED);
-        total[1] = limited(carried.re * held.after, CARRIED);
-        total[2] = limited(carried.im * held.after, CARRIED);
-        total[3] = limited(z.re * held.before, CARRIED);
-        total[4] = limited(z.im * held.before, CARRIED);
         total
     }
 
-    fn store(buffers: &mut Self::Buffers, span: &Span, held: &mut Self::Held, sides: &Sides) {
-        let options = comptime!(held.options);
+    fn store(
+        buffers: &mut Self::Buffers,
+        span: &Span,
+        held: &mut Self::Held,
+        sides: &Sides,
+        memory: &mut [f32],
+    ) {
         let wanted = comptime!(buffers.wanted);
-        let mut z = Complex { re: sides.right[0] * held.after, im: sides.right[1] * held.after };
+        let mut found = gradients(&*held, sides, false);
+        let mut size = f32::new(0.0);
         #[unroll]
         for k in 0..SITES {
-            let e = comptime!(SITES - 1 - k);
-            let own = complex_of(&held.z, e);
-            set(&mut held.z, e, z);
-            z = both_limited(plus(own, scaled(z, held.gamma[e])), CARRIED);
+            let of_s =
+                f32::abs(found.s[comptime!(2 * k)]) + f32::abs(found.s[comptime!(2 * k + 1)]);
+            size += of_s + f32::abs(found.q[k]);
         }
-        let mut carried =
-            Complex { re: sides.left[0] * held.before, im: sides.left[1] * held.before };
+        if !(size < f32::new(CARRIED)) {
+            let careful = gradients(&*held, sides, true);
+            #[unroll]
+            for k in 0..SITES {
+                found.s[comptime!(2 * k)] = careful.s[comptime!(2 * k)];
+                found.s[comptime!(2 * k + 1)] = careful.s[comptime!(2 * k + 1)];
+                found.q[k] = careful.q[k];
+            }
+        }
         let mut sum = Complex { re: 0.0f32, im: 0.0f32 };
         let own = span.own && span.first < span.end;
-        let mut at = held.left;
+        let matrix = &buffers.matrix;
+        let (b_row, c_row) = (span.sequence * matrix.b_stride, span.sequence * matrix.c_stride);
+        let a_at = span.sequence * span.end + span.first;
+        let b_at = span.sequence * (span.end - 1) + span.first;
+        let mut da = Array::<f32>::new(SITES);
         #[unroll]
         for e in 0..SITES {
-            let site = forward::site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
-            let mut y = of_left(complex_of(&held.w, e), site.x);
-            if comptime!(!options.causal) {
-                y = both_limited(plus(y, carried), CARRIED);
-                carried = scaled(y, held.gamma[e]);
-            }
-            let behind = complex_of(&held.z, e);
-            let g_y = along(y, site.g);
-            let before_and_here = twice(along(g_y, site.g), site.scale);
-            let reaching = both_limited(scaled(behind, held.gamma[e]), CARRIED);
-            let of_behind = times(times(site.x, site.x), reaching);
-            let s = both_limited(plus(before_and_here, of_behind), LARGEST);
-            let i = span.first + e;
-            let here = own && i < span.end;
-            if here {
-                if comptime!(wanted[0]) {
-                    buffers.da[span.sequence * span.end + i] = -s.re;
-                }
+            let s = complex_of(&found.s, e);
+            da[e] = -s.re;
+            if span.first + e < span.end {
                 sum = both_limited(plus(sum, s), LARGEST);
             }
-            if comptime!(wanted[1] || wanted[2]) {
-                let mut q = scaled(times(times(site.x, site.next.x), behind), site.scale).re;
-                if comptime!(!options.causal) {
-                    q = limited(q, LARGEST) + twice(along(g_y, site.h), site.scale).re;
-                }
-                if own && i + 1 < span.end {
-                    let place = span.sequence * (span.end - 1) + i;
-                    if comptime!(wanted[1]) {
-                        buffers.db[place] = limited(held.c[e] * q, LARGEST);
+        }
+        let mut written = false;
+        if comptime!(span.lanes > 0) {
+            written = steps::together(span, SITES);
+            if written {
+                let at = steps::of_plane(span, comptime!(2 * planes::shared(SITES)));
+                let half = comptime!(span.lanes as usize * planes::shared(SITES));
+                let back = UNIT_POS_PLANE as usize * SITES;
+                let across = comptime!(Across::new(SITES, span.lanes, buffers.vectors.da));
+                if comptime!(wanted[0]) {
+                    let da = planes::to_across(&mut memory[at..at + half], &da, across);
+                    if span.own {
+                        #[unroll]
+                        for k in 0..comptime!(across.steps()) {
+                            let from = comptime!(k * across.width);
+                            let i = a_at - back + number(k, across);
+                            write_run(
+                                &mut buffers.da,
+                                i,
+                                &da,
+                                from,
+                                across.width,
+                                buffers.vectors.da,
+                            );
+                        }
                     }
-                    if comptime!(wanted[2]) {
-                        buffers.dc[place] = limited(held.b[e] * q, LARGEST);
+                }
+                if comptime!(wanted[1] || wanted[2]) {
+                    let across = comptime!(Across::new(SITES, span.lanes, false));
+                    let to = at + half;
+                    let q = planes::to_across(&mut memory[to..to + half], &found.q, across);
+                    if span.own {
+                        #[unroll]
+                        for k in 0..SITES {
+                            let i = number(k, across);
+                            let first = span.first - back + i;
+                            if comptime!(wanted[1]) {
+                                let db = buffers.matrix.c[c_row + first] * q[k];
+                                buffers.db[b_at - back + i] = limited(db, LARGEST);
+                            }
+                            if comptime!(wanted[2]) {
+                                let dc = buffers.matrix.b[b_row + first] * q[k];
+                                buffers.dc[b_at - back + i] = limited(dc, LARGEST);
+                            }
+                        }
                     }
                 }
             }
-            at = site.next;
         }
-        if comptime!(wanted[3]) && own {
-            let place = 2 * span.sequence * buffers.units + span.first / SITES;
-            buffers.dz[place] = sum.re;
-            buffers.dz[place + buffers.units] = -sum.im;
+        if own && !written {
+            #[unroll]
+            for e in 0..SITES {
+                let i = span.first + e;
+                if comptime!(wanted[0]) && i < span.end {
+                    buffers.da[a_at + e] = da[e];
+                }
+                if i + 1 < span.end {
+                    if comptime!(wanted[1]) {
+                        let db = buffers.matrix.c[c_row + i] * found.q[e];
+                        buffers.db[b_at + e] = limited(db, LARGEST);
+                    }
+                    if comptime!(wanted[2]) {
+                        let dc = buffers.matrix.b[b_row + i] * found.q[e];
+                        buffers.dc[b_at + e] = limited(dc, LARGEST);
+                    }
+                }
+            }
+        }
+        if comptime!(wanted[3]) {
+            let mut of_z = Array::<f32>::new(2usize);
+            of_z[0] = sum.re;
+            of_z[1] = -sum.im;
+            let mut at = span.first / SITES;
+            let mut writes = own;
+            if comptime!(span.lanes > 0) {
+                // Units past the end have none.
+                sync_cube();
+                reduce::plane::<Sums<2>>(&mut of_z, span.lanes);
+                at /= comptime!(span.lanes as usize);
+                writes = own && UNIT_POS_PLANE == 0;
+            }
+            if writes {
+                let place = 2 * span.sequence * buffers.sums + at;
+                buffers.dz[place] = of_z[0];
+                buffers.dz[place + buffers.sums] = of_z[1];
+            }
         }
     }
+}
+
+/// The cotangents of G before its cap.
+#[cube]
+fn uncap(held: &mut Held) {
+    let options = comptime!(held.options);
+    let mut at = held.left;
+    #[unroll]
+    for e in 0..SITES {
+        let site = forward::site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
+        let w = complex_of(&held.w, e);
+        let w = uncapped(w, scaled_g(&site), held.cap, comptime!(options.ptx));
+        set(&mut held.w, e, w);
+        at = site.next;
+    }
+}
+
+/// What the recurrences make of a unit's sites.
+#[cube]
+fn sums(held: &mut Held, #[comptime] careful: bool) -> Array<f32> {
+    let options = comptime!(held.options);
+    let mut at = held.left;
+    let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
+    let mut product = 1.0f32;
+    #[unroll]
+    for e in 0..SITES {
+        let site = forward::site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
+        let w = complex_of(&held.w, e);
+        let gamma = kept_real(held.sites.beta[e] * site.scale * site.scale, CARRIED, careful);
+        let y = plus(of_left(w, site.x), carried);
+        carried = scaled(kept(y, CARRIED, careful), gamma);
+        product = kept_real(product * gamma, CARRIED, careful);
+        let of_right = along(along(w, site.g, careful), site.g, careful);
+        set(&mut held.z, e, twice(of_right, site.scale, careful));
+        held.gamma[e] = gamma;
+        at = site.next;
+    }
+    held.after = over(max(squared(at), f32::new(SMALLEST)), comptime!(options.ptx));
+    let mut z = Complex { re: 0.0f32, im: 0.0f32 };
+    #[unroll]
+    for k in 0..SITES {
+        let e = comptime!(SITES - 1 - k);
+        let behind = scaled(z, held.gamma[e]);
+        z = kept(plus(complex_of(&held.z, e), behind), CARRIED, careful);
+    }
+    let mut total = Array::<f32>::new(5usize);
+    total[0] = kept_real(product * held.before * held.after, CARRIED, careful);
+    total[1] = kept_real(carried.re * held.after, CARRIED, careful);
+    total[2] = kept_real(carried.im * held.after, CARRIED, careful);
+    total[3] = kept_real(z.re * held.before, CARRIED, careful);
+    total[4] = kept_real(z.im * held.before, CARRIED, careful);
+    total
+}
+
+/// S of each site, and Re Q of each coupling.
+#[derive(CubeType)]
+struct Found {
+    s: Array<f32>,
+    q: Array<f32>,
+}
+
+#[cube]
+fn gradients(held: &Held, sides: &Sides, #[comptime] careful: bool) -> Found {
+    let options = comptime!(held.options);
+    // Z behind each site.
+    let mut behind = Array::<f32>::new(comptime!(2 * SITES));
+    let mut z = Complex { re: sides.right[0] * held.after, im: sides.right[1] * held.after };
+    #[unroll]
+    for k in 0..SITES {
+        let e = comptime!(SITES - 1 - k);
+        set(&mut behind, e, z);
+        let next = plus(complex_of(&held.z, e), scaled(z, held.gamma[e]));
+        z = kept(next, CARRIED, careful);
+    }
+    let mut carried = Complex { re: sides.left[0] * held.before, im: sides.left[1] * held.before };
+    let mut at = held.left;
+    let mut of_s = Array::<f32>::new(comptime!(2 * SITES));
+    let mut of_q = Array::<f32>::new(SITES);
+    #[unroll]
+    for e in 0..SITES {
+        let site = forward::site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
+        let mut y = of_left(complex_of(&held.w, e), site.x);
+        if comptime!(!options.causal) {
+            y = kept(plus(y, carried), CARRIED, careful);
+            carried = scaled(y, held.gamma[e]);
+        }
+        let z = complex_of(&behind, e);
+        let g_y = along(y, site.g, careful);
+        let before_and_here = twice(along(g_y, site.g, careful), site.scale, careful);
+        let reaching = kept(scaled(z, held.gamma[e]), CARRIED, careful);
+        let of_behind = times(times(site.x, site.x), reaching);
+        set(&mut of_s, e, kept(plus(before_and_here, of_behind), LARGEST, careful));
+        let mut q = scaled(times(times(site.x, site.next.x), z), site.scale).re;
+        if comptime!(!options.causal) {
+            let of_before = twice(along(g_y, site.h, careful), site.scale, careful);
+            q = kept_real(q, LARGEST, careful) + of_before.re;
+        }
+        of_q[e] = q;
+        at = site.next;
+    }
+    Found { s: of_s, q: of_q }
 }
 
 /// w·x².
@@ -360,20 +535,13 @@ fn of_left(w: Complex, x: Complex) -> Complex {
     times(w, times(x, x))
 }
 
-/// a·g, limited.
+/// a·g.
 #[cube]
-fn along(a: Complex, g: Complex) -> Complex {
-    both_limited(times(a, g), CARRIED)
+fn along(a: Complex, g: Complex, #[comptime] careful: bool) -> Complex {
+    kept(times(a, g), CARRIED, careful)
 }
 
-/// γ·y, limited.
-#[cube]
-fn next_carried(y: Complex, gamma: f32) -> Complex {
-    scaled(both_limited(y, CARRIED), gamma)
-}
-
-/// The gradients of a, b, c and z as far as they are wanted; those of b, c and z for each row, and that of z for
-/// each record, `[B, 2, records]`.
+/// The gradients of a, b, c and z for each row, as far as they are wanted.
 pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let Backward { op, dg, a, b, c, z, records, mode, max_abs, wanted } = of;
     let inputs = Inputs::new([a, b, c, z], mode, max_abs.is_some());
@@ -381,6 +549,7 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let like = inputs.a.tensor.clone();
     let (dg, records) = (into_contiguous(dg), into_contiguous(records));
     let units = length.div_ceil(SITES);
+    let sums = units.div_ceil(lanes::<Gradients>(&like.client, length).max(1) as usize);
     let output = |i: usize, name: &'static str, shape: Shape| {
         wanted[i].then(|| launch::output(&like, op, name, shape, DType::F32))
     };
@@ -389,9 +558,12 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
         output(0, "da", Shape::new([rows, length])),
         output(1, "db", couplings()),
         output(2, "dc", couplings()),
-        output(3, "dz", Shape::new([rows, 2, units])),
+        output(3, "sums of dz", Shape::new([rows, 2, sums])),
     ];
     let request = AroundRequest { op, sequences: rows, length };
+    let begin = |size: usize| inputs.options.ptx && (rows == 1 || length.is_multiple_of(size));
+    let offset = dg.handle.offset_start.unwrap_or(0);
+    let vectors = Vectors { dg: begin(2) && offset.is_multiple_of(16), da: begin(4) };
     // SAFETY: spans are within rows; a row has its elements, `units` records and sums, and its couplings.
     unsafe {
         around::<Gradients>(&like, inputs.address(&dg), request, &|| {
@@ -407,11 +579,17 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
                 db,
                 dc,
                 dz,
+                sums,
                 units,
                 max_abs.unwrap_or(0.0) as f32,
                 wanted,
+                vectors,
             )
         });
     }
-    outputs
+    let [da, db, dc, dz] = outputs;
+    let summed = |dz: CubeTensor| {
+        CubeBackend::float_reshape(CubeBackend::float_sum_dim(dz, 2), Shape::new([rows, 2]))
+    };
+    [da, db, dc, dz.map(summed)]
 }

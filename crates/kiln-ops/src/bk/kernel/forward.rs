@@ -1,7 +1,10 @@
 //! The diagonal.
 
-use super::steps::{self, Complex, Moebius, Pair, Sites, from_left, from_right, inverse, times};
-use super::{Inputs, Matrix, RECORD, SCALED, SITES};
+use super::lanes::{self, Across, number};
+use super::steps::{
+    self, Complex, Moebius, Pair, Sites, alpha, from_left, from_right, inverse, times,
+};
+use super::{FORWARD, Inputs, LARGEST, Matrix, Options, RECORD, SCALED, SITES};
 use crate::bk::BkMode;
 use crate::launch;
 use crate::scan::{Around, AroundRequest, Sides, Span, around};
@@ -42,6 +45,9 @@ struct Buffers {
     cap: f32,
     #[cube(comptime)]
     keep: bool,
+    /// G is written in vectors of four.
+    #[cube(comptime)]
+    fours: bool,
 }
 
 struct Diagonal;
@@ -51,56 +57,227 @@ impl Around for Diagonal {
     type Combine = Moebius;
     type Buffers = Buffers;
     type Held = Sites;
-    const ITEMS: usize = SITES;
+    const ITEMS: usize = FORWARD;
+    const SHARED: usize = 2 * lanes::shared(FORWARD);
 
-    fn load(buffers: &Self::Buffers, span: &Span) -> Self::Held {
-        steps::sites(&buffers.matrix, span)
+    fn load(buffers: &Self::Buffers, span: &Span, memory: &mut [f32]) -> Self::Held {
+        steps::sites(&buffers.matrix, span, memory, FORWARD)
     }
 
     fn total(held: &mut Self::Held) -> Array<f32> {
         steps::product(&*held)
     }
 
-    fn store(buffers: &mut Self::Buffers, span: &Span, held: &mut Self::Held, sides: &Sides) {
+    fn store(
+        buffers: &mut Self::Buffers,
+        span: &Span,
+        held: &mut Self::Held,
+        sides: &Sides,
+        memory: &mut [f32],
+    ) {
         let options = comptime!(buffers.matrix.options);
         let left = steps::pair(&sides.left);
         let right = steps::pair(&sides.right);
+        let mut found = by_pivots(&*held, left, right, options);
+        if !found.exact {
+            by_minors(&mut found, &*held, left, right, options);
+        }
+        if comptime!(options.capped) {
+            #[unroll]
+            for e in 0..FORWARD {
+                let g = complex_of(&found.g, e);
+                let factor = cap_factor(g, buffers.cap, comptime!(options.ptx));
+                set(&mut found.g, e, steps::scaled(g, factor));
+            }
+        }
         let own = span.own && span.first < span.end;
         if comptime!(buffers.keep) && own {
             let at = (span.sequence * buffers.units + span.first / SITES) * RECORD;
             write_pair(&mut buffers.records, at, left);
-            write_pair(&mut buffers.records, at + 4, right);
-        }
-        let rights = rights(&*held, right, comptime!(options.causal));
-        let mut at = left;
-        let mut results = Array::<f32>::new(comptime!(2 * SITES));
-        #[unroll]
-        for e in 0..SITES {
-            let site = site(&*held, &rights, at, e, comptime!(options.ptx));
-            let mut g = scaled_g(&site);
-            if comptime!(options.capped) {
-                let factor = cap_factor(g, buffers.cap, comptime!(options.ptx));
-                g = steps::scaled(g, factor);
+            write_pair(&mut buffers.records, at + 4, found.right);
+            let mut middle = left;
+            #[unroll]
+            for e in 0..SITES {
+                middle = from_left(middle, alpha(&*held, e), held.beta[e]).next;
             }
-            results[comptime!(2 * e)] = g.re;
-            results[comptime!(2 * e + 1)] = g.im;
-            at = site.next;
+            if span.first + SITES < span.end {
+                write_pair(&mut buffers.records, at + RECORD, middle);
+                write_pair(&mut buffers.records, at + (RECORD + 4), right);
+            }
         }
         let place = 2 * (span.sequence * span.end + span.first);
-        if own && span.first + SITES <= span.end {
-            #[unroll]
-            for k in 0..comptime!(2 * SITES) {
-                buffers.g[place + k] = results[k];
+        let mut written = false;
+        if comptime!(span.lanes > 0) {
+            written = steps::together(span, FORWARD);
+            if written {
+                // Two numbers a site: as many as there is memory for, but in runs of their own length.
+                let across = comptime!(Across::new(2 * FORWARD, span.lanes, buffers.fours));
+                let at = steps::of_plane(span, comptime!(2 * lanes::shared(FORWARD)));
+                let size = comptime!(span.lanes as usize * lanes::shared(2 * FORWARD));
+                let numbers = lanes::to_across(&mut memory[at..at + size], &found.g, across);
+                let start = place - 2 * UNIT_POS_PLANE as usize * FORWARD;
+                if span.own {
+                    #[unroll]
+                    for k in 0..comptime!(across.steps()) {
+                        let from = comptime!(k * across.width);
+                        let i = start + number(k, across);
+                        lanes::write_run(
+                            &mut buffers.g,
+                            i,
+                            &numbers,
+                            from,
+                            across.width,
+                            buffers.fours,
+                        );
+                    }
+                }
             }
-        } else if own {
+        }
+        if own && !written {
             #[unroll]
-            for k in 0..comptime!(2 * SITES) {
+            for k in 0..comptime!(2 * FORWARD) {
                 if span.first + comptime!(k / 2) < span.end {
-                    buffers.g[place + k] = results[k];
+                    buffers.g[place + k] = found.g[k];
                 }
             }
         }
     }
+}
+
+/// The diagonal at the sites of a unit.
+#[derive(CubeType)]
+struct Found {
+    g: Array<f32>,
+    /// The vector from the right at the end of the first half, up to a complex factor.
+    right: Pair,
+    /// Nothing left the range in which it is exact.
+    exact: bool,
+}
+
+/// The largest square of a pivot: its reciprocal is within f32.
+const SQUARE: f32 = (1u128 << 100) as f32;
+
+/// A reciprocal in parts: 1/a = conj(a)·over, and |a|².
+#[derive(CubeType, CubeTypeMut, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Reciprocal {
+    over: f32,
+    square: f32,
+}
+
+#[cube]
+fn reciprocal(a: Complex, #[comptime] ptx: bool) -> Reciprocal {
+    let square = a.re * a.re + a.im * a.im;
+    Reciprocal { over: steps::over(square, ptx), square }
+}
+
+/// factor/a.
+#[cube]
+fn divided(factor: f32, a: Complex, by: Reciprocal) -> Complex {
+    let factor = factor * by.over;
+    Complex { re: a.re * factor, im: -(a.im * factor) }
+}
+
+/// By the continued fractions δ_j = α_j − β_{j−1}/δ_{j−1} and ε_j = α_j − β_j/ε_{j+1}, which is quick. A pivot so small
+/// that its square leaves f32 shows in the end: infinities and NaN stay.
+#[cube]
+fn by_pivots(sites: &Sites, left: Pair, right: Pair, #[comptime] options: Options) -> Found {
+    let ptx = comptime!(options.ptx);
+    let mut g = Array::<f32>::new(comptime!(2 * FORWARD));
+    let mut largest = f32::new(0.0);
+    // Stays infinite or NaN.
+    let mut sum = f32::new(0.0);
+    // β_j/ε_{j+1} of each site.
+    let mut behind = Array::<f32>::new(comptime!(2 * FORWARD));
+    let mut half = Complex { re: 0.0f32, im: 0.0f32 };
+    if comptime!(!options.causal) {
+        let by = reciprocal(right.x, ptx);
+        let ratio = times(right.y, divided(-sites.beta[comptime!(FORWARD - 1)], right.x, by));
+        let mut next = ratio;
+        #[unroll]
+        for k in 0..FORWARD {
+            let e = comptime!(FORWARD - 1 - k);
+            set(&mut behind, e, next);
+            let pivot = minus(alpha(sites, e), next);
+            if comptime!(e > 0) {
+                let by = reciprocal(pivot, ptx);
+                largest = max(largest, by.square);
+                next = divided(sites.beta[comptime!(e - 1)], pivot, by);
+                if comptime!(e == SITES) {
+                    half = divided(-1.0f32, pivot, by);
+                }
+            }
+        }
+        sum += f32::abs(next.re) + f32::abs(next.im);
+    }
+    let mut before = times(left.y, divided(1.0f32, left.x, reciprocal(left.x, ptx)));
+    #[unroll]
+    for e in 0..FORWARD {
+        let pivot = minus(alpha(sites, e), before);
+        let by = reciprocal(pivot, ptx);
+        largest = max(largest, by.square);
+        before = divided(sites.beta[e], pivot, by);
+        if comptime!(options.causal) {
+            set(&mut g, e, divided(1.0f32, pivot, by));
+            sum += by.over;
+        } else {
+            let both = minus(pivot, complex_of(&behind, e));
+            let by = reciprocal(both, ptx);
+            largest = max(largest, by.square);
+            sum += by.over;
+            set(&mut g, e, divided(1.0f32, both, by));
+        }
+    }
+    sum += f32::abs(before.re) + f32::abs(before.im);
+    let within = largest < f32::new(SQUARE) && sites.largest < f32::new(steps::PLAIN);
+    let one = Complex { re: 1.0f32, im: 0.0f32 };
+    Found {
+        g,
+        right: steps::normalised(Pair { x: one, y: half }).next,
+        exact: within && sum < f32::new(LARGEST),
+    }
+}
+
+/// By the vectors of both recurrences, scaled at every site.
+#[cube]
+fn by_minors(
+    found: &mut Found,
+    sites: &Sites,
+    left: Pair,
+    right: Pair,
+    #[comptime] options: Options,
+) {
+    let rights = rights(sites, right, comptime!(options.causal));
+    let mut at = left;
+    #[unroll]
+    for e in 0..FORWARD {
+        let site = site(sites, &rights, at, e, comptime!(options.ptx));
+        set(&mut found.g, e, scaled_g(&site));
+        at = site.next;
+    }
+    found.right = pair_of(&rights, comptime!(SITES - 1));
+}
+
+#[cube]
+fn minus(a: Complex, b: Complex) -> Complex {
+    Complex { re: a.re - b.re, im: a.im - b.im }
+}
+
+#[cube]
+pub(super) fn complex_of(values: &Array<f32>, #[comptime] e: usize) -> Complex {
+    Complex { re: values[comptime!(2 * e)], im: values[comptime!(2 * e + 1)] }
+}
+
+#[cube]
+pub(super) fn set(values: &mut Array<f32>, #[comptime] e: usize, value: Complex) {
+    values[comptime!(2 * e)] = value.re;
+    values[comptime!(2 * e + 1)] = value.im;
+}
+
+/// The vector of a site, of four f32 each.
+#[cube]
+fn pair_of(values: &Array<f32>, #[comptime] e: usize) -> Pair {
+    Pair { x: complex_of(values, comptime!(2 * e)), y: complex_of(values, comptime!(2 * e + 1)) }
 }
 
 #[cube]
@@ -125,23 +302,21 @@ pub(super) fn cap_factor(g: Complex, cap: f32, #[comptime] ptx: bool) -> f32 {
 /// The vectors from the right at each site: four f32 each.
 #[cube]
 pub(super) fn rights(sites: &Sites, right: Pair, #[comptime] causal: bool) -> Array<f32> {
-    let mut rights = Array::<f32>::new(comptime!(4 * SITES));
+    let count = comptime!(sites.count);
+    let mut rights = Array::<f32>::new(comptime!(4 * count));
     if comptime!(!causal) {
         let mut at = right;
         #[unroll]
-        for k in 0..SITES {
-            let e = comptime!(SITES - 1 - k);
-            rights[comptime!(4 * e)] = at.x.re;
-            rights[comptime!(4 * e + 1)] = at.x.im;
-            rights[comptime!(4 * e + 2)] = at.y.re;
-            rights[comptime!(4 * e + 3)] = at.y.im;
-            let alpha = Complex { re: sites.alpha[e], im: sites.imaginary };
-            at = from_right(at, alpha, sites.beta[e]);
+        for k in 0..count {
+            let e = comptime!(count - 1 - k);
+            set(&mut rights, comptime!(2 * e), at.x);
+            set(&mut rights, comptime!(2 * e + 1), at.y);
+            at = from_right(at, alpha(sites, e), sites.beta[e]);
         }
     } else {
         // Nothing stands behind.
         #[unroll]
-        for e in 0..SITES {
+        for e in 0..count {
             rights[comptime!(4 * e)] = 1.0f32;
         }
     }
@@ -171,10 +346,8 @@ pub(super) fn site(
     #[comptime] e: usize,
     #[comptime] ptx: bool,
 ) -> Site {
-    let alpha = Complex { re: sites.alpha[e], im: sites.imaginary };
-    let step = from_left(at, alpha, sites.beta[e]);
-    let phi = Complex { re: rights[comptime!(4 * e)], im: rights[comptime!(4 * e + 1)] };
-    let behind = Complex { re: rights[comptime!(4 * e + 2)], im: rights[comptime!(4 * e + 3)] };
+    let step = from_left(at, alpha(sites, e), sites.beta[e]);
+    let Pair { x: phi, y: behind } = pair_of(rights, e);
     let determinant = steps::plus_times(times(phi, step.next.x), behind, step.next.y);
     let over = inverse(determinant, ptx);
     let g = times(phi, over);
@@ -195,6 +368,7 @@ pub(crate) fn forward(of: Forward<CubeBackend>, keep: bool) -> (CubeTensor, Opti
     let (rows, length) = (inputs.a.rows, inputs.a.width);
     let like = inputs.a.tensor.clone();
     let g = launch::output(&like, op, "g", Shape::new([rows, length, 2]), DType::F32);
+    let fours = inputs.options.ptx && (rows == 1 || length.is_multiple_of(2));
     let units = length.div_ceil(SITES);
     let shape = Shape::new([rows, units, RECORD]);
     let records = keep.then(|| launch::output(&like, op, "records", shape, DType::F32));
@@ -213,6 +387,7 @@ pub(crate) fn forward(of: Forward<CubeBackend>, keep: bool) -> (CubeTensor, Opti
                 units,
                 max_abs.unwrap_or(0.0) as f32,
                 keep,
+                fours,
             )
         });
     }

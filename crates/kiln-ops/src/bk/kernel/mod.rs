@@ -17,6 +17,7 @@
 
 mod backward;
 mod forward;
+mod lanes;
 mod steps;
 
 pub use backward::Backward;
@@ -30,7 +31,9 @@ use crate::launch::{self, Rows};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Sites of a unit. So many share a record of where the recurrences stand, which the backward starts from.
+/// Sites of a unit of the forward.
+const FORWARD: usize = 16;
+/// Sites of a unit of the backward. So many share a record of where the recurrences stand, which it starts from.
 pub(crate) const SITES: usize = 8;
 /// f32 of that record: the vectors from the left and from the right.
 pub(crate) const RECORD: usize = 8;
@@ -50,6 +53,8 @@ struct Options {
     capped: bool,
     /// `rcp.approx`.
     ptx: bool,
+    /// Rows begin where vectors may.
+    vectors: bool,
 }
 
 /// The matrix T and z, as the kernels read them.
@@ -83,7 +88,8 @@ impl Inputs {
     fn new(tensors: [CubeTensor; 4], mode: BkMode, capped: bool) -> Self {
         let [a, b, c, z] = tensors.map(Rows::new);
         let ptx = Hardware::of(&a.tensor.client).ptx;
-        let options = Options { causal: mode == BkMode::Causal, capped, ptx };
+        let vectors = ptx && [&a, &b, &c].iter().all(|of| of.begins(4));
+        let options = Options { causal: mode == BkMode::Causal, capped, ptx, vectors };
         Self { a, b, c, z, options }
     }
 

@@ -1,6 +1,7 @@
 //! Complex numbers, and the two recurrences.
 
-use super::{LARGEST, Matrix, SITES, SMALLEST};
+use super::lanes::{self, Across, number, run};
+use super::{LARGEST, Matrix, SMALLEST};
 use crate::exponential::reciprocal;
 use crate::reduce::Combine;
 use crate::scan::{Acts, Span};
@@ -27,6 +28,14 @@ pub(super) fn plus_times(sum: Complex, a: Complex, b: Complex) -> Complex {
     Complex { re: re - a.im * b.im, im: im + a.im * b.re }
 }
 
+/// a·b − less.
+#[cube]
+fn times_less(a: Complex, b: Complex, less: Complex) -> Complex {
+    let re = a.re * b.re - less.re;
+    let im = a.re * b.im - less.im;
+    Complex { re: re - a.im * b.im, im: im + a.im * b.re }
+}
+
 #[cube]
 pub(super) fn plus(a: Complex, b: Complex) -> Complex {
     Complex { re: a.re + b.re, im: a.im + b.im }
@@ -35,6 +44,14 @@ pub(super) fn plus(a: Complex, b: Complex) -> Complex {
 #[cube]
 pub(super) fn scaled(a: Complex, by: f32) -> Complex {
     Complex { re: a.re * by, im: a.im * by }
+}
+
+#[cube]
+fn chosen(condition: bool, then: Complex, or_else: Complex) -> Complex {
+    Complex {
+        re: select(condition, then.re, or_else.re),
+        im: select(condition, then.im, or_else.im),
+    }
 }
 
 /// The larger of |re| and |im|.
@@ -89,6 +106,15 @@ pub(super) struct Sites {
     pub(super) beta: Array<f32>,
     /// Im α, of all.
     pub(super) imaginary: f32,
+    /// The largest of their numbers.
+    pub(super) largest: f32,
+    #[cube(comptime)]
+    pub(super) count: usize,
+}
+
+#[cube]
+pub(super) fn alpha(sites: &Sites, #[comptime] e: usize) -> Complex {
+    Complex { re: sites.alpha[e], im: sites.imaginary }
 }
 
 /// Element `i` of a row of couplings, 0 behind the last.
@@ -99,28 +125,79 @@ pub(super) fn coupling(values: &[f32], row: usize, i: usize, length: usize) -> f
     select(i + 1 < length, values[row + min(i, last)], 0.0f32)
 }
 
+/// Whether a whole plane's sites have neighbours behind them, and it may take them together.
 #[cube]
-pub(super) fn sites(matrix: &Matrix, span: &Span) -> Sites {
+pub(super) fn together(span: &Span, #[comptime] count: usize) -> bool {
+    let behind = comptime!(span.lanes as usize) - UNIT_POS_PLANE as usize;
+    span.first + behind * count < span.end
+}
+
+/// The plane's own part of a cube's memory, of `size` f32 for each of its units.
+#[cube]
+pub(super) fn of_plane(span: &Span, size: usize) -> usize {
+    (UNIT_POS / comptime!(span.lanes)) as usize * comptime!(span.lanes as usize) * size
+}
+
+/// The sites of a unit; `memory` has twice [`lanes::shared`] f32 for each of the cube's.
+#[cube]
+pub(super) fn sites(
+    matrix: &Matrix,
+    span: &Span,
+    memory: &mut [f32],
+    #[comptime] count: usize,
+) -> Sites {
+    let vectors = comptime!(matrix.options.vectors);
     let z = span.sequence * matrix.z_stride;
     let (re, im) = (matrix.z[z], matrix.z[z + 1]);
-    let mut alpha = Array::<f32>::new(SITES);
-    let mut beta = Array::<f32>::new(SITES);
+    let mut alpha = Array::<f32>::new(count);
+    let mut beta = Array::<f32>::new(count);
     let first = span.first;
-    let a_at = span.sequence * matrix.a_stride + first;
+    let a_row = span.sequence * matrix.a_stride;
     let b_row = span.sequence * matrix.b_stride;
     let c_row = span.sequence * matrix.c_stride;
-    // All but the last units have a neighbour behind each site.
-    if first + SITES < matrix.length {
-        #[unroll]
-        for e in 0..SITES {
-            alpha[e] = matrix.a[a_at + e] - re;
-            beta[e] = matrix.b[b_row + first + e] * matrix.c[c_row + first + e];
+    let mut taken = false;
+    if comptime!(span.lanes > 0) {
+        taken = together(span, count);
+        if taken {
+            let across = comptime!(Across::new(count, span.lanes, vectors));
+            let width = comptime!(across.width);
+            let start = first - UNIT_POS_PLANE as usize * count;
+            #[unroll]
+            for k in 0..comptime!(across.steps()) {
+                let i = start + number(k, across);
+                let a = run(&matrix.a, a_row + i, width, vectors);
+                let b = run(&matrix.b, b_row + i, width, vectors);
+                let c = run(&matrix.c, c_row + i, width, vectors);
+                #[unroll]
+                for j in 0..width {
+                    alpha[comptime!(k * width + j)] = a[j] - re;
+                    beta[comptime!(k * width + j)] = b[j] * c[j];
+                }
+            }
+            let size = comptime!(2 * lanes::shared(count));
+            let at = of_plane(span, size);
+            let half = comptime!(span.lanes as usize * lanes::shared(count));
+            lanes::put_across(&mut memory[at..at + half], &alpha, across);
+            beta = lanes::to_runs(&mut memory[at + half..at + 2 * half], &beta, across);
+            let own = at + UNIT_POS_PLANE as usize * comptime!(lanes::shared(count));
+            alpha = run(&*memory, own, count, true);
         }
-    } else {
+    }
+    // All but the last units have a neighbour behind each site.
+    if !taken && first + count < matrix.length {
+        let a = run(&matrix.a, a_row + first, count, vectors);
+        let b = run(&matrix.b, b_row + first, count, vectors);
+        let c = run(&matrix.c, c_row + first, count, vectors);
         #[unroll]
-        for e in 0..SITES {
+        for e in 0..count {
+            alpha[e] = a[e] - re;
+            beta[e] = b[e] * c[e];
+        }
+    } else if !taken {
+        #[unroll]
+        for e in 0..count {
             let i = first + e;
-            let a = matrix.a[span.sequence * matrix.a_stride + min(i, matrix.length - 1)];
+            let a = matrix.a[a_row + min(i, matrix.length - 1)];
             alpha[e] = select(i < matrix.length, a - re, 1.0f32);
             let b = coupling(&matrix.b, b_row, i, matrix.length);
             beta[e] = b * coupling(&matrix.c, c_row, i, matrix.length);
@@ -128,19 +205,19 @@ pub(super) fn sites(matrix: &Matrix, span: &Span) -> Sites {
     }
     let mut largest = f32::abs(im);
     #[unroll]
-    for e in 0..SITES {
+    for e in 0..count {
         largest = max(largest, max(f32::abs(alpha[e]), f32::abs(beta[e])));
     }
     let mut imaginary = -im;
     if largest > f32::new(LARGEST) {
         #[unroll]
-        for e in 0..SITES {
+        for e in 0..count {
             alpha[e] = limited(alpha[e], LARGEST);
             beta[e] = limited(beta[e], LARGEST);
         }
         imaginary = limited(imaginary, LARGEST);
     }
-    Sites { alpha, beta, imaginary }
+    Sites { alpha, beta, imaginary, largest, count }
 }
 
 /// A vector of one of the recurrences, up to a factor.
@@ -160,7 +237,7 @@ pub(super) struct Step {
 }
 
 #[cube]
-fn normalised(of: Pair) -> Step {
+pub(super) fn normalised(of: Pair) -> Step {
     let scale = unit_of(max(size(of.x), size(of.y)));
     Step { next: Pair { x: scaled(of.x, scale), y: scaled(of.y, scale) }, scale }
 }
@@ -168,7 +245,7 @@ fn normalised(of: Pair) -> Step {
 /// (αx − y, βx).
 #[cube]
 pub(super) fn from_left(at: Pair, alpha: Complex, beta: f32) -> Step {
-    let x = plus_times(scaled(at.y, -1.0f32), alpha, at.x);
+    let x = times_less(alpha, at.x, at.y);
     normalised(Pair { x, y: scaled(at.x, beta) })
 }
 
@@ -220,19 +297,14 @@ impl Acts for Moebius {
         one
     }
 
-    // A column on the right of the matrix.
-    fn from_left(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
+    // A column on the right of the matrix, or a row on its left.
+    fn act(state: &Array<f32>, item: &Array<f32>, reverse: bool) -> Array<f32> {
         let at = pair(state);
-        let x = plus_times(times(complex_at(item, 0usize), at.x), complex_at(item, 2usize), at.y);
-        let y = plus_times(times(complex_at(item, 4usize), at.x), complex_at(item, 6usize), at.y);
-        state_of(normalised(Pair { x, y }).next)
-    }
-
-    // A row on its left.
-    fn from_right(state: &Array<f32>, item: &Array<f32>) -> Array<f32> {
-        let at = pair(state);
-        let x = plus_times(times(complex_at(item, 0usize), at.x), complex_at(item, 4usize), at.y);
-        let y = plus_times(times(complex_at(item, 2usize), at.x), complex_at(item, 6usize), at.y);
+        let (above, below) = (complex_at(item, 2usize), complex_at(item, 4usize));
+        let across = chosen(reverse, below, above);
+        let down = chosen(reverse, above, below);
+        let x = plus_times(times(complex_at(item, 0usize), at.x), across, at.y);
+        let y = plus_times(times(down, at.x), complex_at(item, 6usize), at.y);
         state_of(normalised(Pair { x, y }).next)
     }
 }
@@ -301,58 +373,51 @@ fn step(item: &mut Array<f32>, alpha: Complex, beta: f32) {
     for j in 0..2usize {
         let x = complex_at(&*item, comptime!(2 * j));
         let y = complex_at(&*item, comptime!(4 + 2 * j));
-        put(item, comptime!(2 * j), plus_times(scaled(y, -1.0f32), alpha, x));
+        put(item, comptime!(2 * j), times_less(alpha, x, y));
         put(item, comptime!(4 + 2 * j), scaled(x, beta));
     }
 }
 
-/// Steps that are tried without scaling in between.
-const TRIED: usize = 4;
+/// Steps without scaling in between.
+const PLAIN_STEPS: usize = 8;
+/// Numbers up to which they are tried, and the size of a product from which on it holds: 8 steps make of 1 no more than
+/// 2⁹⁷, and had all been below 2⁻¹⁰², where f32 begins to lose digits, they would be below this still.
+pub(super) const PLAIN: f32 = (1u64 << 12) as f32;
+const LEAST: f32 = 1.0 / (1u64 << 16) as f32;
 
 /// The product of a unit's sites.
 #[cube]
 pub(super) fn product(sites: &Sites) -> Array<f32> {
     let mut all = Moebius::identity();
     #[unroll]
-    for group in 0..comptime!(SITES / TRIED) {
+    for group in 0..comptime!(sites.count / PLAIN_STEPS) {
+        let first = comptime!(group * PLAIN_STEPS);
         let mut tried = Array::<f32>::new(8usize);
         #[unroll]
         for k in 0..8usize {
             tried[k] = all[k];
         }
         #[unroll]
-        for e in 0..TRIED {
-            let at = comptime!(group * TRIED + e);
-            let alpha = Complex { re: sites.alpha[at], im: sites.imaginary };
-            step(&mut tried, alpha, sites.beta[at]);
+        for e in 0..PLAIN_STEPS {
+            let at = comptime!(first + e);
+            step(&mut tried, alpha(sites, at), sites.beta[at]);
         }
         let length = matrix_size(&tried);
-        if length > f32::new(LOW) && length < f32::new(HIGH) {
-            scale_all(&mut tried, unit_of(length));
+        scale_all(&mut tried, unit_of(length));
+        if sites.largest > f32::new(PLAIN) || length < f32::new(LEAST) {
+            #[unroll]
+            for e in 0..PLAIN_STEPS {
+                let at = comptime!(first + e);
+                step(&mut all, alpha(sites, at), sites.beta[at]);
+                let length = matrix_size(&all);
+                scale_all(&mut all, unit_of(length));
+            }
+        } else {
             #[unroll]
             for k in 0..8usize {
                 all[k] = tried[k];
             }
-        } else {
-            #[unroll]
-            for e in 0..TRIED {
-                let at = comptime!(group * TRIED + e);
-                let alpha = Complex { re: sites.alpha[at], im: sites.imaginary };
-                careful(&mut all, alpha, sites.beta[at]);
-            }
         }
     }
     all
-}
-
-/// 2⁻⁸⁰ and 2⁸⁰: within them nothing that counts is lost.
-const LOW: f32 = 1.0 / (1u128 << 80) as f32;
-const HIGH: f32 = (1u128 << 80) as f32;
-
-/// One step, scaled.
-#[cube]
-fn careful(item: &mut Array<f32>, alpha: Complex, beta: f32) {
-    step(item, alpha, beta);
-    let length = matrix_size(&*item);
-    scale_all(item, unit_of(length));
 }

@@ -1,0 +1,155 @@
+//! Numbers of a plane's units by way of shared memory. Each unit works on a run of neighbouring sites; but neighbouring
+//! units read and write neighbouring addresses, else every access would touch as many lines of the cache as there are
+//! lanes.
+
+use cubecl::prelude::*;
+
+/// Runs begin four f32 further apart than they are long: no two lanes of a quarter meet in a bank.
+const APART: usize = 4;
+
+/// f32 of shared memory for a unit with a run of `count`.
+pub(super) const fn shared(count: usize) -> usize {
+    count + APART
+}
+
+/// `count` neighbouring numbers, which begin where vectors may if `vectors`.
+#[cube]
+pub(super) fn run(
+    values: &[f32],
+    at: usize,
+    #[comptime] count: usize,
+    #[comptime] vectors: bool,
+) -> Array<f32> {
+    let mut run = Array::<f32>::new(count);
+    if comptime!(vectors && count % 4 == 0) {
+        let fours = values.as_vectorized().with_vector_size::<Const<4>>();
+        #[unroll]
+        for k in 0..comptime!(count / 4) {
+            let four = fours[at / 4 + k];
+            #[unroll]
+            for i in 0..4usize {
+                run[comptime!(4 * k + i)] = four.extract(i);
+            }
+        }
+    } else {
+        #[unroll]
+        for e in 0..count {
+            run[e] = values[at + e];
+        }
+    }
+    run
+}
+
+/// Writes `count` of the numbers from number `from` on, as [`run`] reads them.
+#[cube]
+pub(super) fn write_run(
+    to: &mut [f32],
+    at: usize,
+    values: &Array<f32>,
+    #[comptime] from: usize,
+    #[comptime] count: usize,
+    #[comptime] vectors: bool,
+) {
+    if comptime!(vectors && count % 4 == 0) {
+        let fours = to.as_vectorized_mut().with_vector_size_mut::<Const<4>>();
+        #[unroll]
+        for k in 0..comptime!(count / 4) {
+            let mut four = Vector::<f32, Const<4>>::empty();
+            #[unroll]
+            for i in 0..4usize {
+                four.insert(i, values[comptime!(from + 4 * k + i)]);
+            }
+            fours[at / 4 + k] = four;
+        }
+    } else {
+        #[unroll]
+        for e in 0..count {
+            to[at + e] = values[comptime!(from + e)];
+        }
+    }
+}
+
+/// How a plane goes across its runs: in steps of `width` neighbouring numbers for each lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Across {
+    /// Numbers of a run.
+    pub(super) count: usize,
+    /// Lanes of the plane.
+    pub(super) lanes: usize,
+    /// Numbers that a lane takes at once, in a vector.
+    pub(super) width: usize,
+}
+
+impl Across {
+    pub(super) fn new(count: usize, lanes: u32, vectors: bool) -> Self {
+        Self { count, lanes: lanes as usize, width: if vectors { 4 } else { 1 } }
+    }
+
+    pub(super) fn steps(&self) -> usize {
+        self.count / self.width
+    }
+}
+
+/// The number among those of its plane that a lane takes in step `k`.
+#[cube]
+pub(super) fn number(#[comptime] k: usize, #[comptime] across: Across) -> usize {
+    UNIT_POS_PLANE as usize * across.width + comptime!(k * across.lanes * across.width)
+}
+
+/// Where that is in shared memory: a step goes across whole runs.
+#[cube]
+fn place(#[comptime] k: usize, #[comptime] across: Across) -> usize {
+    let (count, apart) = comptime!((across.count, shared(across.count)));
+    let first = UNIT_POS_PLANE as usize * across.width;
+    let in_first = first / count * apart + first % count;
+    in_first + comptime!(k * (across.lanes * across.width / count) * apart)
+}
+
+/// Numbers that were taken across the plane become those of each unit's run. `memory` is the plane's.
+#[cube]
+pub(super) fn to_runs(
+    memory: &mut [f32],
+    across_plane: &Array<f32>,
+    #[comptime] across: Across,
+) -> Array<f32> {
+    put_across(memory, across_plane, across);
+    sync_plane();
+    let at = UNIT_POS_PLANE as usize * comptime!(shared(across.count));
+    run(&*memory, at, across.count, true)
+}
+
+#[cube]
+pub(super) fn put_across(
+    memory: &mut [f32],
+    across_plane: &Array<f32>,
+    #[comptime] across: Across,
+) {
+    #[unroll]
+    for k in 0..comptime!(across.steps()) {
+        let at = place(k, across);
+        let from = comptime!(k * across.width);
+        write_run(memory, at, across_plane, from, across.width, true);
+    }
+}
+
+/// The numbers of the units' runs as they lie across the plane.
+#[cube]
+pub(super) fn to_across(
+    memory: &mut [f32],
+    own: &Array<f32>,
+    #[comptime] across: Across,
+) -> Array<f32> {
+    let at = UNIT_POS_PLANE as usize * comptime!(shared(across.count));
+    write_run(memory, at, own, 0usize, across.count, true);
+    sync_plane();
+    let mut numbers = Array::<f32>::new(comptime!(across.count));
+    #[unroll]
+    for k in 0..comptime!(across.steps()) {
+        let some = run(&*memory, place(k, across), across.width, true);
+        #[unroll]
+        for i in 0..comptime!(across.width) {
+            numbers[comptime!(k * across.width + i)] = some[i];
+        }
+    }
+    numbers
+}
