@@ -235,8 +235,8 @@ impl Around for Gradients {
         }
         let sites = steps::sites(matrix, span, memory, SITES);
         if comptime!(span.lanes > 0) {
+            let at = steps::of_plane(span, comptime!(2 * planes::shared(SITES)));
             if taken {
-                let at = steps::of_plane(span, comptime!(2 * planes::shared(SITES)));
                 let size = comptime!(span.lanes as usize * planes::shared(2 * SITES));
                 // All have their sites.
                 sync_plane();
@@ -289,7 +289,8 @@ impl Around for Gradients {
             size += f32::abs(total[k]);
         }
         // Infinities and NaN stay.
-        if !(size < f32::new(CARRIED)) {
+        let within = size < f32::new(CARRIED);
+        if !within {
             let careful = sums(held, true);
             #[unroll]
             for k in 0..5usize {
@@ -315,7 +316,8 @@ impl Around for Gradients {
                 f32::abs(found.s[comptime!(2 * k)]) + f32::abs(found.s[comptime!(2 * k + 1)]);
             size += of_s + f32::abs(found.q[k]);
         }
-        if !(size < f32::new(CARRIED)) {
+        let within = size < f32::new(CARRIED);
+        if !within {
             let careful = gradients(&*held, sides, true);
             #[unroll]
             for k in 0..SITES {

@@ -21,7 +21,7 @@ pub(super) fn run(
     #[comptime] vectors: bool,
 ) -> Array<f32> {
     let mut run = Array::<f32>::new(count);
-    if comptime!(vectors && count % 4 == 0) {
+    if comptime!(vectors && count.is_multiple_of(4)) {
         let fours = values.as_vectorized().with_vector_size::<Const<4>>();
         #[unroll]
         for k in 0..comptime!(count / 4) {
@@ -50,7 +50,7 @@ pub(super) fn write_run(
     #[comptime] count: usize,
     #[comptime] vectors: bool,
 ) {
-    if comptime!(vectors && count % 4 == 0) {
+    if comptime!(vectors && count.is_multiple_of(4)) {
         let fours = to.as_vectorized_mut().with_vector_size_mut::<Const<4>>();
         #[unroll]
         for k in 0..comptime!(count / 4) {
