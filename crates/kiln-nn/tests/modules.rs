@@ -143,3 +143,101 @@ fn start_values_are_those_of_three_matrices() {
         first += columns;
     }
 }
+
+/// y of a layer, site by site in f64.
+fn bk_by_hand(layer: &BkCore, x: &Tensor<3>, limit: f64, damping: f64) -> Vec<f64> {
+    let of = |data: Tensor<1>| data.into_data().to_vec::<f32>().unwrap();
+    let [batch, length, width] = x.dims();
+    let channels = layer.channels();
+    let numbers = batch * length * width;
+    let x = of(x.clone().reshape([numbers]));
+    let w_in = of(layer.w_in.weight.val().reshape([width * channels]));
+    let w_out = of(layer.w_out.weight.val().reshape([2 * channels * width]));
+    let mut y = vec![0.0; numbers];
+    for b in 0..batch {
+        for c in 0..channels {
+            let (mut re, mut im) = (0.0f64, 0.0f64);
+            for t in 0..length {
+                let at = (b * length + t) * width;
+                let v: f64 = (0..width)
+                    .map(|i| f64::from(x[at + i]) * f64::from(w_in[i * channels + c]))
+                    .sum();
+                let (x, y_) = (v.clamp(-limit, limit) - 2.0 - re, -damping - im);
+                let square = x * x + y_ * y_;
+                (re, im) = (x / square, -y_ / square);
+                for i in 0..width {
+                    y[at + i] += re * f64::from(w_out[2 * c * width + i])
+                        + im * f64::from(w_out[(2 * c + 1) * width + i]);
+                }
+            }
+        }
+    }
+    y
+}
+
+#[test]
+fn bk_core_sees_the_past_alone_and_its_state_changes_nothing() {
+    let device = Device::flex();
+    let layer = BkCoreConfig::new(6, 3).with_damping(0.7).with_limit(1.5).init(&device);
+    let x = random([2, 9, 6]).mul_scalar(2.0);
+    let y = layer.forward(x.clone());
+    let expected = bk_by_hand(&layer, &x, 1.5, 0.7);
+    let found = y.clone().reshape([108]).into_data().to_vec::<f32>().unwrap();
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} {expected}");
+    }
+
+    let other = Tensor::cat(vec![x.clone().narrow(1, 0, 6), random([2, 3, 6])], 1);
+    close(layer.forward(other.clone()).narrow(1, 0, 6), y.clone().narrow(1, 0, 6), 1e-6);
+    let whole = BkCoreConfig::new(6, 3).with_causal(false).init(&device);
+    let apart = whole.forward(other) - whole.forward(x.clone());
+    let apart: f32 = apart.narrow(1, 0, 6).abs().max().into_scalar();
+    assert!(apart > 1e-4, "a layer that is not causal sees what comes after: {apart}");
+
+    // A prompt, then several, then one at a time; and one at a time from the start.
+    for cuts in [vec![4, 3, 1, 1], vec![1; 9]] {
+        let mut state = BkState::new();
+        let mut at = 0;
+        for length in cuts {
+            let part = layer.forward_cached(x.clone().narrow(1, at, length), &mut state);
+            close(part, y.clone().narrow(1, at, length), 1e-5);
+            at += length;
+            assert_eq!(state.len(), at);
+        }
+        state.clear();
+        assert!(state.is_empty());
+    }
+}
+
+#[test]
+fn bk_core_says_what_is_wrong() {
+    let device = Device::flex();
+    let layer = BkCoreConfig::new(6, 2).init(&device);
+    let line = message(|| drop(layer.forward(random([2, 3, 5]))));
+    let shape = "bk_core: `x` has shape [2, 3, 5], expected [B, T, 6] with B and T at least 1";
+    assert_eq!(line, shape);
+    let mut state = BkState::new();
+    layer.forward_cached(random([2, 1, 6]), &mut state);
+    let line = message(|| drop(layer.forward_cached(random([3, 1, 6]), &mut state)));
+    let expected = "bk_core: [B, channels] = [3, 2], expected [2, 2], those of the state";
+    assert_eq!(line, expected);
+    let whole = BkCoreConfig::new(6, 2).with_causal(false).init(&device);
+    let line = message(|| drop(whole.forward_cached(random([2, 1, 6]), &mut BkState::new())));
+    assert_eq!(line, "bk_core: a layer that is not causal has no state");
+    let line = message(|| drop(BkCoreConfig::new(6, 0).init(&Device::flex())));
+    assert_eq!(line, "bk_core: channels = 0, expected at least 1");
+}
+
+#[test]
+fn bk_core_learns_through_bf16_too() {
+    let device = Device::flex().autodiff();
+    let layer = BkCoreConfig::new(6, 2).with_max_abs(Some(0.5)).init(&device);
+    let x = random([1, 5, 6]).autodiff().cast(DType::BF16);
+    let y = layer.forward(x);
+    assert_eq!(y.dtype(), DType::BF16);
+    let grads = y.cast(DType::F32).square().sum().backward();
+    for weight in [&layer.w_in.weight, &layer.w_out.weight] {
+        let size: f32 = weight.val().grad(&grads).unwrap().abs().max().into_scalar();
+        assert!(size > 0.0);
+    }
+}
