@@ -146,7 +146,7 @@ fn start_values_are_those_of_three_matrices() {
 
 /// y of a layer, site by site in f64.
 fn bk_by_hand(layer: &BkCore, x: &Tensor<3>, limit: f64, damping: f64) -> Vec<f64> {
-    let of = |data: Tensor<1>| data.into_data().to_vec::<f32>().unwrap();
+    let of = |data: Tensor<1>| data.into_data().try_to_vec::<f32>().unwrap();
     let [batch, length, width] = x.dims();
     let channels = layer.channels();
     let numbers = batch * length * width;
@@ -182,7 +182,7 @@ fn bk_core_sees_the_past_alone_and_its_state_changes_nothing() {
     let x = random([2, 9, 6]).mul_scalar(2.0);
     let y = layer.forward(x.clone());
     let expected = bk_by_hand(&layer, &x, 1.5, 0.7);
-    let found = y.clone().reshape([108]).into_data().to_vec::<f32>().unwrap();
+    let found = y.clone().reshape([108]).into_data().try_to_vec::<f32>().unwrap();
     for (found, expected) in found.iter().zip(expected) {
         assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} {expected}");
     }
