@@ -105,6 +105,8 @@ pub struct ModelConfig {
     pub norm_eps: f64,
     /// What mixes positions.
     pub mixer: MixerKind,
+    /// Chains of a BK mixer. 0 stands for a quarter of `width`, at least 1.
+    pub bk_channels: usize,
     /// What works on each position.
     pub mlp: MlpKind,
     /// How the two join the residual stream.
@@ -126,6 +128,7 @@ impl Default for ModelConfig {
             rope_base: 10_000.0,
             norm_eps: 1e-5,
             mixer: MixerKind::Attention,
+            bk_channels: 0,
             mlp: MlpKind::SwiGlu,
             residual: ResidualKind::Plain,
         }
@@ -138,6 +141,10 @@ impl Default for ModelConfig {
 pub enum MixerKind {
     /// Causal self-attention with RoPE and grouped KV heads.
     Attention,
+    /// The resolvent of chains, causal.
+    Bk,
+    /// `bk` in the first block, `attention` in the second, and so on in turns.
+    Alternating,
 }
 
 /// What works on each position in a block.

@@ -8,6 +8,11 @@ impl ModelConfig {
         if self.kv_heads == 0 { self.heads } else { self.kv_heads }
     }
 
+    /// Chains of a BK mixer, with 0 resolved to a quarter of `width`, at least 1.
+    pub fn resolved_bk_channels(&self) -> usize {
+        if self.bk_channels == 0 { (self.width / 4).max(1) } else { self.bk_channels }
+    }
+
     /// Width inside the MLP, with 0 resolved to 8/3 of `width`, rounded up to a multiple of 64.
     pub fn resolved_mlp_width(&self) -> usize {
         match self.mlp_width {

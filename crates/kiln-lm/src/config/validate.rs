@@ -105,6 +105,7 @@ impl Config {
         to.size("model.width", model.width, 1);
         to.size("model.heads", model.heads, 1);
         to.size("model.kv_heads", model.kv_heads, 0);
+        to.size("model.bk_channels", model.bk_channels, 0);
         to.size("model.mlp_width", model.mlp_width, 0);
         to.size("model.context", model.context, 1);
         if model.heads >= 1 && model.width >= 1 {

@@ -26,11 +26,12 @@ pub struct Block {
 }
 
 impl Block {
-    pub(super) fn new(config: &ModelConfig, device: &Device) -> Self {
+    /// A block, counted from 0.
+    pub(super) fn new(config: &ModelConfig, number: usize, device: &Device) -> Self {
         let norm = || RmsNormConfig::new(config.width).with_eps(config.norm_eps).init(device);
         Self {
             mixer_norm: norm(),
-            mixer: Mixer::new(config, device),
+            mixer: Mixer::new(config, number, device),
             mlp_norm: norm(),
             mlp: Mlp::new(config, device),
             dropout: DropoutConfig::new(config.dropout).init(),

@@ -8,10 +8,14 @@ use burn::tensor::{Device, Tensor};
 use kiln_nn::prelude::*;
 
 /// A layer that mixes positions, from those before to those after.
+// There is one a block.
+#[allow(clippy::large_enum_variant)]
 #[derive(Module, Debug)]
 pub enum Mixer {
     /// Causal self-attention.
     Attention(CausalSelfAttention),
+    /// The resolvent of chains.
+    Bk(BkCore),
 }
 
 /// What a mixer remembers of the tokens it has seen, for generation.
@@ -19,6 +23,8 @@ pub enum Mixer {
 pub enum MixerCache {
     /// Keys and values.
     Attention(KvCache),
+    /// What the last position left.
+    Bk(BkState),
 }
 
 impl MixerCache {
@@ -26,6 +32,7 @@ impl MixerCache {
     pub fn len(&self) -> usize {
         match self {
             Self::Attention(cache) => cache.len(),
+            Self::Bk(state) => state.len(),
         }
     }
 
@@ -38,31 +45,38 @@ impl MixerCache {
     pub fn clear(&mut self) {
         match self {
             Self::Attention(cache) => cache.clear(),
+            Self::Bk(state) => state.clear(),
         }
     }
 }
 
 impl Mixer {
-    pub(super) fn new(config: &ModelConfig, device: &Device) -> Self {
-        match config.mixer {
-            MixerKind::Attention => {
-                let rope = RopeOptions { base: config.rope_base, ..RopeOptions::default() };
-                let attention =
-                    CausalSelfAttentionConfig::new(config.width, config.heads, config.context)
-                        .with_kv_heads(Some(config.resolved_kv_heads()))
-                        .with_qk_norm(config.qk_norm)
-                        .with_norm_eps(config.norm_eps)
-                        .with_rope(rope)
-                        .with_initializer(Initializer::Zeros);
-                Self::Attention(attention.init(device))
-            }
+    /// The mixer of a block, counted from 0.
+    pub(super) fn new(config: &ModelConfig, block: usize, device: &Device) -> Self {
+        let bk = match config.mixer {
+            MixerKind::Attention => false,
+            MixerKind::Bk => true,
+            MixerKind::Alternating => block.is_multiple_of(2),
+        };
+        if bk {
+            let core = BkCoreConfig::new(config.width, config.resolved_bk_channels());
+            return Self::Bk(core.with_initializer(Initializer::Zeros).init(device));
         }
+        let rope = RopeOptions { base: config.rope_base, ..RopeOptions::default() };
+        let attention = CausalSelfAttentionConfig::new(config.width, config.heads, config.context)
+            .with_kv_heads(Some(config.resolved_kv_heads()))
+            .with_qk_norm(config.qk_norm)
+            .with_norm_eps(config.norm_eps)
+            .with_rope(rope)
+            .with_initializer(Initializer::Zeros);
+        Self::Attention(attention.init(device))
     }
 
     /// `[B, T, width]` to the same.
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         match self {
             Self::Attention(attention) => attention.forward(x),
+            Self::Bk(core) => core.forward(x),
         }
     }
 
@@ -73,6 +87,10 @@ impl Mixer {
             (Self::Attention(attention), MixerCache::Attention(cache)) => {
                 attention.forward_cached(x, cache)
             }
+            (Self::Bk(core), MixerCache::Bk(state)) => core.forward_cached(x, state),
+            (Self::Attention(_), MixerCache::Bk(_)) | (Self::Bk(_), MixerCache::Attention(_)) => {
+                panic!("the cache is that of another kind of mixer")
+            }
         }
     }
 
@@ -82,6 +100,7 @@ impl Mixer {
             Self::Attention(attention) => {
                 MixerCache::Attention(KvCache::new(attention.rope.positions()))
             }
+            Self::Bk(_) => MixerCache::Bk(BkState::new()),
         }
     }
 
@@ -89,7 +108,7 @@ impl Mixer {
     pub(super) fn after_step(self, _step: u64) -> Self {
         match self {
             // Nothing in it changes but by the optimizer.
-            Self::Attention(_) => self,
+            Self::Attention(_) | Self::Bk(_) => self,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The model against what can be said without running it elsewhere.
 
 use super::*;
+use crate::config::MixerKind;
 use burn::tensor::TensorData;
 
 fn config() -> ModelConfig {
@@ -169,4 +170,44 @@ fn the_logits_are_a_product_of_kiln_ops() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(logits)).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
     assert!(message.starts_with("matmul: the fused kernel cannot run on cpu"), "{message}");
+}
+
+#[test]
+fn bk_mixes_too() {
+    let device = Device::flex();
+    for mixer in [MixerKind::Bk, MixerKind::Alternating] {
+        let config = ModelConfig { mixer, bk_channels: 3, ..config() };
+        let model = config.init(11, 5, &device);
+        // Far from its first values, so that mixers weigh.
+        let model = model.map(&mut Larger);
+        let whole = [1, 2, 3, 4, 5, 6, 7];
+        let mut cache = model.empty_cache();
+        for (i, part) in [&whole[..4], &whole[4..5], &whole[5..]].into_iter().enumerate() {
+            let end = [4, 5, 7][i];
+            let cached = model.forward_cached(tokens(part, &device), &mut cache);
+            let mut fresh = model.empty_cache();
+            let expected = model.forward_cached(tokens(&whole[..end], &device), &mut fresh);
+            let error: f32 = (cached - expected).abs().max().into_scalar();
+            assert!(error < 1e-4, "{mixer:?}, up to {end}: {error}");
+        }
+        let of = |first: i32| {
+            let of = tokens(&[first, 2, 3, 4], &device);
+            model.forward_cached(of, &mut model.empty_cache())
+        };
+        let apart: f32 = (of(1) - of(9)).abs().max().into_scalar();
+        assert!(apart > 1e-4, "{mixer:?}: the first token is seen at the last: {apart}");
+        let kinds = model.blocks.iter().map(|block| matches!(block.mixer, Mixer::Bk(_)));
+        let expected = [true, mixer == MixerKind::Bk];
+        assert!(kinds.eq(expected));
+    }
+}
+
+/// Weights ten times as large.
+struct Larger;
+
+impl ModuleMapper for Larger {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = param.val() * 10.0;
+        Param::initialized(param.id, value)
+    }
 }

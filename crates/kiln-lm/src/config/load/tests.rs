@@ -1,6 +1,8 @@
 //! Reading, overriding and writing configurations, and the lines that name what is wrong.
 
-use super::super::{GroupConfig, OptimizerKind, Precision, ScheduleKind, TokenizerConfig};
+use super::super::{
+    GroupConfig, MixerKind, OptimizerKind, Precision, ScheduleKind, TokenizerConfig,
+};
 use super::*;
 
 const TEXT: &str = r#"# A small run.
@@ -221,15 +223,17 @@ fn groups_of_parameters_are_read_and_written() {
 fn the_parts_of_a_block_are_chosen_and_unknown_ones_are_named() {
     let chosen = with(&["model.mixer=attention", "model.mlp=swiglu", "model.residual=plain"]);
     assert_eq!(chosen.expect("valid").model, with(&[]).expect("valid").model);
+    let bk = with(&["model.mixer=bk", "model.bk_channels=7"]).expect("valid").model;
+    assert_eq!((bk.mixer, bk.resolved_bk_channels()), (MixerKind::Bk, 7));
     for (set, known) in [
-        ("model.mixer=convolution", "attention"),
-        ("model.mlp=relu", "swiglu"),
-        ("model.residual=none", "plain"),
-        ("optimizer.kind=sgd", "adamw"),
+        ("model.mixer=convolution", "one of `attention`, `bk`, `alternating`"),
+        ("model.mlp=relu", "`swiglu`"),
+        ("model.residual=none", "`plain`"),
+        ("optimizer.kind=sgd", "`adamw`"),
     ] {
         let (key, value) = set.split_once('=').unwrap();
         let line = error(TEXT, &[set]);
-        let expected = format!("--set {set}: {key}: unknown variant `{value}`, expected `{known}`");
+        let expected = format!("--set {set}: {key}: unknown variant `{value}`, expected {known}");
         assert_eq!(line, expected);
     }
 }
