@@ -8,6 +8,7 @@
 //!
 //! The order of the combinations follows from the lengths and the device alone.
 
+use super::row_units;
 use super::sides::{self, Acts, Sides, read_state, write_state};
 use crate::device::Hardware;
 use crate::launch;
@@ -171,17 +172,13 @@ fn around_kernel<S: Around>(
     let block = block(cut, plan);
     let mut held = S::load(&*buffers, &block.span, &mut memory);
     let total = S::total(&mut held);
+    let mut ends = Sides { left: S::Combine::start(), right: S::Combine::end() };
     if comptime!(plan.carried) {
-        let left = read_state::<S::Combine>(before, block.part, cut.parts);
-        let right = read_state::<S::Combine>(after, block.part, cut.parts);
-        let ends = Sides { left, right };
-        let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
-        S::store(buffers, &block.span, &mut held, &sides, &mut memory);
-    } else {
-        let ends = Sides { left: S::Combine::start(), right: S::Combine::end() };
-        let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
-        S::store(buffers, &block.span, &mut held, &sides, &mut memory);
+        ends.left = read_state::<S::Combine>(before, block.part, cut.parts);
+        ends.right = read_state::<S::Combine>(after, block.part, cut.parts);
     }
+    let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
+    S::store(buffers, &block.span, &mut held, &sides, &mut memory);
 }
 
 /// The totals of blocks, with what stands around them.
@@ -236,8 +233,6 @@ impl<C: Acts> Around for Totals<C> {
 const UNITS: u32 = 128;
 /// Most units of a sequence that is one block.
 const WIDEST: u32 = 512;
-/// Units of a cube that narrow sequences share.
-const CUBE: u32 = 128;
 /// Scans to both sides. `like` is on the device where that happens, `address` reaches the end of the
 /// buffers, and `buffers` makes the arguments of one launch.
 ///
@@ -329,31 +324,16 @@ pub(crate) fn lanes<S: Around>(client: &Client, length: usize) -> u32 {
 }
 
 fn plan<S: Around>(client: &Client, length: usize) -> Plan {
-    let hardware = &client.properties().hardware;
     let plane = launch::plane_size(client);
     let ptx = Hardware::of(client).ptx;
-    let plan = |units: u32, rows: u32| {
-        let exchanges = ptx && units >= plane;
-        Plan {
-            row: RowUnits { units, rows, plane },
-            items: S::ITEMS,
-            carried: false,
-            shared: if exchanges { S::SHARED } else { 0 },
-        }
+    let plan = |row: RowUnits| {
+        let exchanges = ptx && row.units >= plane;
+        Plan { row, items: S::ITEMS, carried: false, shared: if exchanges { S::SHARED } else { 0 } }
     };
-    let fits = |plan: Plan| {
-        let floats = sides::shared::<S::Combine>(&plan.row) + plan.memory();
-        (floats + 1) * size_of::<f32>() <= hardware.max_shared_memory_size
-    };
-    let wanted = length.div_ceil(S::ITEMS).next_power_of_two();
+    let wanted = length.div_ceil(S::ITEMS);
     let most = if plane > 1 && wanted <= WIDEST as usize { WIDEST } else { UNITS };
-    let mut units = wanted.min(most.min(hardware.max_units_per_cube) as usize) as u32;
-    while units > 1 && !fits(plan(units, 1)) {
-        units /= 2;
-    }
-    let mut rows = (CUBE.min(hardware.max_units_per_cube) / units).max(1);
-    while rows > 1 && !fits(plan(units, rows)) {
-        rows /= 2;
-    }
-    plan(units, rows)
+    let row = row_units(client, wanted, most, |row| {
+        sides::shared::<S::Combine>(row) + plan(*row).memory()
+    });
+    plan(row)
 }

@@ -17,6 +17,7 @@
 
 mod around;
 mod kernel;
+pub(crate) mod runs;
 mod sides;
 mod units;
 
@@ -86,6 +87,30 @@ const FEWEST: usize = 4;
 /// Most blocks of a sequence that wait for each other: their loads grow with the square.
 const WAITING: usize = 4096;
 
+/// `wanted` units for a sequence, rounded up to a power of two and at most `most`, and rows of them for a cube; fewer if
+/// `floats`, the f32 of shared memory that they take, do not fit.
+fn row_units(
+    client: &Client,
+    wanted: usize,
+    most: u32,
+    floats: impl Fn(&RowUnits) -> usize,
+) -> RowUnits {
+    let hardware = &client.properties().hardware;
+    let plane = launch::plane_size(client);
+    let fits = |row: &RowUnits| floats(row) * size_of::<f32>() <= hardware.max_shared_memory_size;
+    let most = most.min(hardware.max_units_per_cube);
+    let units = wanted.next_power_of_two().min(most as usize) as u32;
+    let mut row = RowUnits { units, rows: 1, plane };
+    while row.units > 1 && !fits(&row) {
+        row.units /= 2;
+    }
+    row.rows = (CUBE.min(hardware.max_units_per_cube) / row.units).max(1);
+    while row.rows > 1 && !fits(&row) {
+        row.rows /= 2;
+    }
+    row
+}
+
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Plan {
@@ -100,25 +125,11 @@ pub(crate) struct Plan {
 
 impl Plan {
     fn new<C: Combine>(client: &Client, request: &ScanRequest) -> Self {
-        let hardware = &client.properties().hardware;
-        let plane = launch::plane_size(client);
         let items = (HELD / C::REGISTERS).clamp(1, ITEMS);
-        let most = if plane > 1 { UNITS } else { UNITS_WITHOUT_PLANES };
-        let wanted = request.length.div_ceil(items).next_power_of_two();
-        let mut units = wanted.min(most.min(hardware.max_units_per_cube) as usize) as u32;
-        let fits = |row: RowUnits| {
-            let floats = 2 * C::REGISTERS * shared(&row);
-            floats * size_of::<f32>() <= hardware.max_shared_memory_size
-        };
-        while units > 1 && !fits(RowUnits { units, rows: 1, plane }) {
-            units /= 2;
-        }
-        let mut rows = (CUBE.min(hardware.max_units_per_cube) / units).max(1);
-        while rows > 1 && !fits(RowUnits { units, rows, plane }) {
-            rows /= 2;
-        }
+        let most = if launch::plane_size(client) > 1 { UNITS } else { UNITS_WITHOUT_PLANES };
+        let wanted = request.length.div_ceil(items);
+        let row = row_units(client, wanted, most, |row| 2 * C::REGISTERS * shared(row));
         let ScanRequest { reverse, exclusive, .. } = *request;
-        let row = RowUnits { units, rows, plane };
         Self { row, items, reverse, exclusive, carried: false }
     }
 

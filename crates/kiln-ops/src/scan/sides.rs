@@ -295,16 +295,14 @@ pub fn sides<C: Acts>(
         }
         descend::<C>(&mut around, &met, lanes);
     } else {
-        // The combinations of growing beginnings, then of growing ends; each level reads one half of the memory and
-        // writes the other.
         let unit = UNIT_POS_X as usize;
-        let before = beginning::<C>(item, memory, row, false);
+        let before = units::beginning::<C>(item, memory, row, false);
         if unit > 0 {
             let state = C::act(&around.left, &before, false);
             take(&mut around.left, &state, size);
         }
         sync_cube();
-        let after = beginning::<C>(item, memory, row, true);
+        let after = units::beginning::<C>(item, memory, row, true);
         if unit < comptime!(row.units as usize - 1) {
             let state = C::act(&around.right, &after, true);
             take(&mut around.right, &state, size);
@@ -312,51 +310,4 @@ pub fn sides<C: Acts>(
         sync_cube();
     }
     around
-}
-
-/// Without planes: the combination of the units before this one, or in `reverse` of those behind it; none for the first.
-#[cube]
-fn beginning<C: Combine>(
-    item: &Array<f32>,
-    memory: &mut [f32],
-    #[comptime] row: RowUnits,
-    #[comptime] reverse: bool,
-) -> Array<f32> {
-    let part = comptime!(row.shared());
-    let levels = comptime!(row.units.ilog2());
-    let half = comptime!(C::REGISTERS * part);
-    let first = (UNIT_POS_Y * comptime!(row.units)) as usize;
-    let mut unit = UNIT_POS_X as usize;
-    if comptime!(reverse) {
-        unit = comptime!(row.units as usize - 1) - unit;
-    }
-    let mut here = C::identity();
-    assign::<C>(&mut here, item);
-    write::<C>(memory, first + unit, part, &here);
-    sync_cube();
-    #[unroll]
-    for level in 0..levels {
-        let step = comptime!(1usize << level);
-        let from = comptime!((level % 2) as usize * half);
-        let to = comptime!(half - from);
-        if unit >= step {
-            let met = read::<C>(&*memory, from + first + unit - step, part);
-            if comptime!(reverse) {
-                let both = C::combine(&here, &met);
-                assign::<C>(&mut here, &both);
-            } else {
-                let both = C::combine(&met, &here);
-                assign::<C>(&mut here, &both);
-            }
-        }
-        write::<C>(memory, to + first + unit, part, &here);
-        sync_cube();
-    }
-    let end = comptime!((levels % 2) as usize * half);
-    let mut before = C::identity();
-    if unit > 0 {
-        let met = read::<C>(&*memory, end + first + unit - 1, part);
-        assign::<C>(&mut before, &met);
-    }
-    before
 }

@@ -94,33 +94,61 @@ pub fn rows<C: Combine>(
             assign::<C>(&mut before, &both);
         }
     } else {
-        // Each level reads one half of the memory and writes the other: one barrier a level.
-        let levels = comptime!(row.units.ilog2());
+        let ahead = beginning::<C>(item, memory, row, false);
+        assign::<C>(&mut before, &ahead);
+        let last = comptime!(row.units as usize - 1);
+        let end = comptime!((row.units.ilog2() % 2) as usize * C::REGISTERS * part);
         let first = (UNIT_POS_Y * comptime!(row.units)) as usize;
-        let unit = UNIT_POS_X as usize;
-        let half = comptime!(C::REGISTERS * part);
-        write::<C>(memory, first + unit, part, &here);
-        sync_cube();
-        #[unroll]
-        for level in 0..levels {
-            let step = comptime!(1usize << level);
-            let from = comptime!((level % 2) as usize * half);
-            let to = comptime!(half - from);
-            if unit >= step {
-                let earlier = read::<C>(&*memory, from + first + unit - step, part);
-                let both = C::combine(&earlier, &here);
-                assign::<C>(&mut here, &both);
-            }
-            write::<C>(memory, to + first + unit, part, &here);
-            sync_cube();
-        }
-        let end = comptime!((levels % 2) as usize * half);
-        if unit > 0 {
-            let earlier = read::<C>(&*memory, end + first + unit - 1, part);
-            assign::<C>(&mut before, &earlier);
-        }
-        let last = read::<C>(&*memory, end + first + comptime!(row.units as usize - 1), part);
-        assign::<C>(&mut all, &last);
+        let sum = read::<C>(&*memory, end + first + last, part);
+        assign::<C>(&mut all, &sum);
     }
     Prefix { before, all }
+}
+
+/// Without planes: the combination of the units before this one, or in `reverse` of those behind it; none for the first.
+/// Each level reads one half of the memory and writes the other: one barrier a level.
+#[cube]
+pub(super) fn beginning<C: Combine>(
+    item: &Array<f32>,
+    memory: &mut [f32],
+    #[comptime] row: RowUnits,
+    #[comptime] reverse: bool,
+) -> Array<f32> {
+    let part = comptime!(row.shared());
+    let levels = comptime!(row.units.ilog2());
+    let half = comptime!(C::REGISTERS * part);
+    let first = (UNIT_POS_Y * comptime!(row.units)) as usize;
+    let mut unit = UNIT_POS_X as usize;
+    if comptime!(reverse) {
+        unit = comptime!(row.units as usize - 1) - unit;
+    }
+    let mut here = C::identity();
+    assign::<C>(&mut here, item);
+    write::<C>(memory, first + unit, part, &here);
+    sync_cube();
+    #[unroll]
+    for level in 0..levels {
+        let step = comptime!(1usize << level);
+        let from = comptime!((level % 2) as usize * half);
+        let to = comptime!(half - from);
+        if unit >= step {
+            let met = read::<C>(&*memory, from + first + unit - step, part);
+            if comptime!(reverse) {
+                let both = C::combine(&here, &met);
+                assign::<C>(&mut here, &both);
+            } else {
+                let both = C::combine(&met, &here);
+                assign::<C>(&mut here, &both);
+            }
+        }
+        write::<C>(memory, to + first + unit, part, &here);
+        sync_cube();
+    }
+    let end = comptime!((levels % 2) as usize * half);
+    let mut before = C::identity();
+    if unit > 0 {
+        let met = read::<C>(&*memory, end + first + unit - 1, part);
+        assign::<C>(&mut before, &met);
+    }
+    before
 }

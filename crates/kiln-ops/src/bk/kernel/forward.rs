@@ -1,12 +1,14 @@
 //! The diagonal.
 
-use super::lanes::{self, Across, number};
-use super::steps::{
-    self, Complex, Moebius, Pair, Sites, alpha, from_left, from_right, inverse, times,
-};
-use super::{FORWARD, Inputs, LARGEST, Matrix, Options, RECORD, SCALED, SITES};
+use super::cap::cap_factor;
+use super::complex::{Complex, complex_of, minus, over, scaled, set, times};
+use super::moebius::{Moebius, PLAIN, product};
+use super::sites::{Sites, alpha, sites};
+use super::vectors::{Pair, from_left, normalised, pair_of, rights, scaled_g, site, write_pair};
+use super::{FORWARD, Inputs, LARGEST, Matrix, Options, RECORD, SITES};
 use crate::bk::BkMode;
 use crate::launch;
+use crate::scan::runs::{self, Across, of_plane, to_across, together, write_across};
 use crate::scan::{Around, AroundRequest, Sides, Span, around};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -58,14 +60,14 @@ impl Around for Diagonal {
     type Buffers = Buffers;
     type Held = Sites;
     const ITEMS: usize = FORWARD;
-    const SHARED: usize = 2 * lanes::shared(FORWARD);
+    const SHARED: usize = 2 * runs::shared(FORWARD);
 
     fn load(buffers: &Self::Buffers, span: &Span, memory: &mut [f32]) -> Self::Held {
-        steps::sites(&buffers.matrix, span, memory, FORWARD)
+        sites(&buffers.matrix, span, memory, FORWARD)
     }
 
     fn total(held: &mut Self::Held) -> Array<f32> {
-        steps::product(&*held)
+        product(&*held)
     }
 
     fn store(
@@ -76,8 +78,8 @@ impl Around for Diagonal {
         memory: &mut [f32],
     ) {
         let options = comptime!(buffers.matrix.options);
-        let left = steps::pair(&sides.left);
-        let right = steps::pair(&sides.right);
+        let left = pair_of(&sides.left, 0usize);
+        let right = pair_of(&sides.right, 0usize);
         let mut found = by_pivots(&*held, left, right, options);
         if !found.exact {
             by_minors(&mut found, &*held, left, right, options);
@@ -87,58 +89,64 @@ impl Around for Diagonal {
             for e in 0..FORWARD {
                 let g = complex_of(&found.g, e);
                 let factor = cap_factor(g, buffers.cap, comptime!(options.ptx));
-                set(&mut found.g, e, steps::scaled(g, factor));
+                set(&mut found.g, e, scaled(g, factor));
             }
         }
-        let own = span.own && span.first < span.end;
-        if comptime!(buffers.keep) && own {
-            let at = (span.sequence * buffers.units + span.first / SITES) * RECORD;
-            write_pair(&mut buffers.records, at, left);
-            write_pair(&mut buffers.records, at + 4, found.right);
-            let mut middle = left;
-            #[unroll]
-            for e in 0..SITES {
-                middle = from_left(middle, alpha(&*held, e), held.beta[e]).next;
-            }
-            if span.first + SITES < span.end {
-                write_pair(&mut buffers.records, at + RECORD, middle);
-                write_pair(&mut buffers.records, at + (RECORD + 4), right);
+        if comptime!(buffers.keep) {
+            write_records(buffers, span, &*held, &found, left, right);
+        }
+        write_g(buffers, span, &found.g, memory);
+    }
+}
+
+/// Where the recurrences stand at both halves of a unit, for the backward.
+#[cube]
+fn write_records(
+    buffers: &mut Buffers,
+    span: &Span,
+    sites: &Sites,
+    found: &Found,
+    left: Pair,
+    right: Pair,
+) {
+    if span.own && span.first < span.end {
+        let at = (span.sequence * buffers.units + span.first / SITES) * RECORD;
+        write_pair(&mut buffers.records, at, left);
+        write_pair(&mut buffers.records, at + 4, found.right);
+        let mut middle = left;
+        #[unroll]
+        for e in 0..SITES {
+            middle = from_left(middle, alpha(sites, e), sites.beta[e]).next;
+        }
+        if span.first + SITES < span.end {
+            write_pair(&mut buffers.records, at + RECORD, middle);
+            write_pair(&mut buffers.records, at + (RECORD + 4), right);
+        }
+    }
+}
+
+#[cube]
+fn write_g(buffers: &mut Buffers, span: &Span, g: &Array<f32>, memory: &mut [f32]) {
+    let place = 2 * (span.sequence * span.end + span.first);
+    let mut written = false;
+    if comptime!(span.lanes > 0) {
+        written = together(span, FORWARD);
+        if written {
+            // Two numbers a site: as many as there is memory for, but in runs of their own length.
+            let across = comptime!(Across::new(2 * FORWARD, span.lanes, buffers.fours));
+            let at = of_plane(span, comptime!(2 * runs::shared(FORWARD)));
+            let size = comptime!(span.lanes as usize * runs::shared(2 * FORWARD));
+            let numbers = to_across(&mut memory[at..at + size], g, across);
+            if span.own {
+                write_across(&mut buffers.g, place, &numbers, across);
             }
         }
-        let place = 2 * (span.sequence * span.end + span.first);
-        let mut written = false;
-        if comptime!(span.lanes > 0) {
-            written = steps::together(span, FORWARD);
-            if written {
-                // Two numbers a site: as many as there is memory for, but in runs of their own length.
-                let across = comptime!(Across::new(2 * FORWARD, span.lanes, buffers.fours));
-                let at = steps::of_plane(span, comptime!(2 * lanes::shared(FORWARD)));
-                let size = comptime!(span.lanes as usize * lanes::shared(2 * FORWARD));
-                let numbers = lanes::to_across(&mut memory[at..at + size], &found.g, across);
-                let start = place - 2 * UNIT_POS_PLANE as usize * FORWARD;
-                if span.own {
-                    #[unroll]
-                    for k in 0..comptime!(across.steps()) {
-                        let from = comptime!(k * across.width);
-                        let i = start + number(k, across);
-                        lanes::write_run(
-                            &mut buffers.g,
-                            i,
-                            &numbers,
-                            from,
-                            across.width,
-                            buffers.fours,
-                        );
-                    }
-                }
-            }
-        }
-        if own && !written {
-            #[unroll]
-            for k in 0..comptime!(2 * FORWARD) {
-                if span.first + comptime!(k / 2) < span.end {
-                    buffers.g[place + k] = found.g[k];
-                }
+    }
+    if span.own && span.first < span.end && !written {
+        #[unroll]
+        for k in 0..comptime!(2 * FORWARD) {
+            if span.first + comptime!(k / 2) < span.end {
+                buffers.g[place + k] = g[k];
             }
         }
     }
@@ -168,7 +176,7 @@ struct Reciprocal {
 #[cube]
 fn reciprocal(a: Complex, #[comptime] ptx: bool) -> Reciprocal {
     let square = a.re * a.re + a.im * a.im;
-    Reciprocal { over: steps::over(square, ptx), square }
+    Reciprocal { over: over(square, ptx), square }
 }
 
 /// factor/a.
@@ -229,11 +237,11 @@ fn by_pivots(sites: &Sites, left: Pair, right: Pair, #[comptime] options: Option
         }
     }
     sum += f32::abs(before.re) + f32::abs(before.im);
-    let within = largest < f32::new(SQUARE) && sites.largest < f32::new(steps::PLAIN);
+    let within = largest < f32::new(SQUARE) && sites.largest < f32::new(PLAIN);
     let one = Complex { re: 1.0f32, im: 0.0f32 };
     Found {
         g,
-        right: steps::normalised(Pair { x: one, y: half }).next,
+        right: normalised(Pair { x: one, y: half }).next,
         exact: within && sum < f32::new(LARGEST),
     }
 }
@@ -256,109 +264,6 @@ fn by_minors(
         at = site.next;
     }
     found.right = pair_of(&rights, comptime!(SITES - 1));
-}
-
-#[cube]
-fn minus(a: Complex, b: Complex) -> Complex {
-    Complex { re: a.re - b.re, im: a.im - b.im }
-}
-
-#[cube]
-pub(super) fn complex_of(values: &Array<f32>, #[comptime] e: usize) -> Complex {
-    Complex { re: values[comptime!(2 * e)], im: values[comptime!(2 * e + 1)] }
-}
-
-#[cube]
-pub(super) fn set(values: &mut Array<f32>, #[comptime] e: usize, value: Complex) {
-    values[comptime!(2 * e)] = value.re;
-    values[comptime!(2 * e + 1)] = value.im;
-}
-
-/// The vector of a site, of four f32 each.
-#[cube]
-fn pair_of(values: &Array<f32>, #[comptime] e: usize) -> Pair {
-    Pair { x: complex_of(values, comptime!(2 * e)), y: complex_of(values, comptime!(2 * e + 1)) }
-}
-
-#[cube]
-fn write_pair(to: &mut [f32], at: usize, pair: Pair) {
-    to[at] = pair.x.re;
-    to[at + 1] = pair.x.im;
-    to[at + 2] = pair.y.re;
-    to[at + 3] = pair.y.im;
-}
-
-/// min(1, cap / |g|).
-#[cube]
-pub(super) fn cap_factor(g: Complex, cap: f32, #[comptime] ptx: bool) -> f32 {
-    // Scaled, because squares leave f32 first.
-    let scale = steps::unit_of(steps::size(g));
-    let scaled = steps::scaled(g, scale);
-    let length = f32::sqrt(scaled.re * scaled.re + scaled.im * scaled.im);
-    let limit = cap * scale;
-    select(length > limit, limit * steps::over(length, ptx), 1.0f32)
-}
-
-/// The vectors from the right at each site: four f32 each.
-#[cube]
-pub(super) fn rights(sites: &Sites, right: Pair, #[comptime] causal: bool) -> Array<f32> {
-    let count = comptime!(sites.count);
-    let mut rights = Array::<f32>::new(comptime!(4 * count));
-    if comptime!(!causal) {
-        let mut at = right;
-        #[unroll]
-        for k in 0..count {
-            let e = comptime!(count - 1 - k);
-            set(&mut rights, comptime!(2 * e), at.x);
-            set(&mut rights, comptime!(2 * e + 1), at.y);
-            at = from_right(at, alpha(sites, e), sites.beta[e]);
-        }
-    } else {
-        // Nothing stands behind.
-        #[unroll]
-        for e in 0..count {
-            rights[comptime!(4 * e)] = 1.0f32;
-        }
-    }
-    rights
-}
-
-/// A site between its neighbours. With s the scale of the step, G = s·x·g.
-#[derive(CubeType, CubeTypeMut, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-pub(super) struct Site {
-    /// θ, of what stands before.
-    pub(super) x: Complex,
-    /// The next vector.
-    pub(super) next: Pair,
-    pub(super) scale: f32,
-    /// φ over the scaled determinant.
-    pub(super) g: Complex,
-    /// The same of φ behind the next site.
-    pub(super) h: Complex,
-}
-
-#[cube]
-pub(super) fn site(
-    sites: &Sites,
-    rights: &Array<f32>,
-    at: Pair,
-    #[comptime] e: usize,
-    #[comptime] ptx: bool,
-) -> Site {
-    let step = from_left(at, alpha(sites, e), sites.beta[e]);
-    let Pair { x: phi, y: behind } = pair_of(rights, e);
-    let determinant = steps::plus_times(times(phi, step.next.x), behind, step.next.y);
-    let over = inverse(determinant, ptx);
-    let g = times(phi, over);
-    let h = steps::scaled(times(behind, over), -1.0f32);
-    Site { x: at.x, next: step.next, scale: step.scale, g, h }
-}
-
-/// G.
-#[cube]
-pub(super) fn scaled_g(site: &Site) -> Complex {
-    steps::scaled(times(site.x, site.g), min(site.scale, f32::new(SCALED)))
 }
 
 /// G, `[B, N, 2]`; and, if `keep`, where the recurrences stand at every [`SITES`]th site.

@@ -9,16 +9,21 @@
 //! so that one associative product serves both: its first column applied from the left, its first row from the
 //! right. Minors leave f32 within a hundred sites, but only ratios are wanted: products and vectors are scaled by
 //! powers of two, which rounds nothing. There is no division before the last one, so a pivot of 0 is nothing
-//! special.
+//! special. Within a unit the forward goes by the pivots, the ratios themselves, as long as their squares are within
+//! f32: that is quicker.
 //!
 //! The guard: G's denominator is taken for no smaller than [`SMALLEST`] of what it would be without cancellation.
 //! Numbers beyond [`LARGEST`] are limited to it. Where a part of T − zI is exactly singular by itself, and coupled by
 //! an exact 0 to what follows, all minors behind it are 0: then results are finite, and no more.
 
 mod backward;
+mod cap;
+mod complex;
 mod forward;
-mod lanes;
-mod steps;
+mod moebius;
+mod recurrences;
+mod sites;
+mod vectors;
 
 pub use backward::Backward;
 pub(crate) use backward::backward;

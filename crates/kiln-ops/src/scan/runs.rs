@@ -1,20 +1,21 @@
-//! Numbers of a plane's units by way of shared memory. Each unit works on a run of neighbouring sites; but neighbouring
+//! Numbers of a plane's units by way of shared memory. Each unit works on a run of neighbouring items; but neighbouring
 //! units read and write neighbouring addresses, else every access would touch as many lines of the cache as there are
 //! lanes.
 
+use super::Span;
 use cubecl::prelude::*;
 
 /// Runs begin four f32 further apart than they are long: no two lanes of a quarter meet in a bank.
 const APART: usize = 4;
 
 /// f32 of shared memory for a unit with a run of `count`.
-pub(super) const fn shared(count: usize) -> usize {
+pub(crate) const fn shared(count: usize) -> usize {
     count + APART
 }
 
-/// `count` neighbouring numbers, which begin where vectors may if `vectors`.
+/// `count` neighbouring numbers, in vectors of four if they fill some and `vectors`: then they begin where one may.
 #[cube]
-pub(super) fn run(
+pub(crate) fn run(
     values: &[f32],
     at: usize,
     #[comptime] count: usize,
@@ -42,7 +43,7 @@ pub(super) fn run(
 
 /// Writes `count` of the numbers from number `from` on, as [`run`] reads them.
 #[cube]
-pub(super) fn write_run(
+pub(crate) fn write_run(
     to: &mut [f32],
     at: usize,
     values: &Array<f32>,
@@ -69,31 +70,77 @@ pub(super) fn write_run(
     }
 }
 
+/// Whether each of the items of a whole plane, `count` for each unit, has another behind it: then the plane may take
+/// them together.
+#[cube]
+pub(crate) fn together(span: &Span, #[comptime] count: usize) -> bool {
+    let behind = comptime!(span.lanes as usize) - UNIT_POS_PLANE as usize;
+    span.first + behind * count < span.end
+}
+
+/// Where the plane's own part of a cube's memory begins, of `size` f32 for each unit.
+#[cube]
+pub(crate) fn of_plane(span: &Span, size: usize) -> usize {
+    (UNIT_POS / comptime!(span.lanes)) as usize * comptime!(span.lanes as usize) * size
+}
+
 /// How a plane goes across its runs: in steps of `width` neighbouring numbers for each lane.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Across {
+pub(crate) struct Across {
     /// Numbers of a run.
-    pub(super) count: usize,
+    pub(crate) count: usize,
     /// Lanes of the plane.
-    pub(super) lanes: usize,
+    pub(crate) lanes: usize,
     /// Numbers that a lane takes at once, in a vector.
-    pub(super) width: usize,
+    pub(crate) width: usize,
 }
 
 impl Across {
-    pub(super) fn new(count: usize, lanes: u32, vectors: bool) -> Self {
+    pub(crate) fn new(count: usize, lanes: u32, vectors: bool) -> Self {
         Self { count, lanes: lanes as usize, width: if vectors { 4 } else { 1 } }
     }
 
-    pub(super) fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         self.count / self.width
     }
 }
 
 /// The number among those of its plane that a lane takes in step `k`.
 #[cube]
-pub(super) fn number(#[comptime] k: usize, #[comptime] across: Across) -> usize {
+pub(crate) fn number(#[comptime] k: usize, #[comptime] across: Across) -> usize {
     UNIT_POS_PLANE as usize * across.width + comptime!(k * across.lanes * across.width)
+}
+
+/// The numbers of a plane, in the order in which it takes them; `at` is where the unit's own run begins.
+#[cube]
+pub(crate) fn read_across(values: &[f32], at: usize, #[comptime] across: Across) -> Array<f32> {
+    let mut numbers = Array::<f32>::new(comptime!(across.count));
+    let start = at - UNIT_POS_PLANE as usize * across.count;
+    #[unroll]
+    for k in 0..comptime!(across.steps()) {
+        let some = run(values, start + number(k, across), across.width, true);
+        #[unroll]
+        for j in 0..comptime!(across.width) {
+            numbers[comptime!(k * across.width + j)] = some[j];
+        }
+    }
+    numbers
+}
+
+/// Writes numbers as [`read_across`] reads them.
+#[cube]
+pub(crate) fn write_across(
+    to: &mut [f32],
+    at: usize,
+    numbers: &Array<f32>,
+    #[comptime] across: Across,
+) {
+    let start = at - UNIT_POS_PLANE as usize * across.count;
+    #[unroll]
+    for k in 0..comptime!(across.steps()) {
+        let i = start + number(k, across);
+        write_run(to, i, numbers, comptime!(k * across.width), across.width, true);
+    }
 }
 
 /// Where that is in shared memory: a step goes across whole runs.
@@ -107,7 +154,7 @@ fn place(#[comptime] k: usize, #[comptime] across: Across) -> usize {
 
 /// Numbers that were taken across the plane become those of each unit's run. `memory` is the plane's.
 #[cube]
-pub(super) fn to_runs(
+pub(crate) fn to_runs(
     memory: &mut [f32],
     across_plane: &Array<f32>,
     #[comptime] across: Across,
@@ -119,7 +166,7 @@ pub(super) fn to_runs(
 }
 
 #[cube]
-pub(super) fn put_across(
+pub(crate) fn put_across(
     memory: &mut [f32],
     across_plane: &Array<f32>,
     #[comptime] across: Across,
@@ -134,7 +181,7 @@ pub(super) fn put_across(
 
 /// The numbers of the units' runs as they lie across the plane.
 #[cube]
-pub(super) fn to_across(
+pub(crate) fn to_across(
     memory: &mut [f32],
     own: &Array<f32>,
     #[comptime] across: Across,

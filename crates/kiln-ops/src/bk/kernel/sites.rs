@@ -1,0 +1,116 @@
+//! The sites of a unit: α and β from a, b, c and z.
+
+use super::complex::{Complex, limited};
+use super::{LARGEST, Matrix};
+use crate::scan::Span;
+use crate::scan::runs::{self, Across, number, of_plane, put_across, run, to_runs, together};
+use cubecl::prelude::*;
+
+/// The sites of a unit. Past the end of a row come sites of their own, with α = 1 − i·Im z.
+#[derive(CubeType)]
+pub(super) struct Sites {
+    /// Re α.
+    pub(super) alpha: Array<f32>,
+    pub(super) beta: Array<f32>,
+    /// Im α, of all.
+    pub(super) imaginary: f32,
+    /// The largest of their numbers.
+    pub(super) largest: f32,
+    #[cube(comptime)]
+    pub(super) count: usize,
+}
+
+#[cube]
+pub(super) fn alpha(sites: &Sites, #[comptime] e: usize) -> Complex {
+    Complex { re: sites.alpha[e], im: sites.imaginary }
+}
+
+/// Element `i` of a row of couplings, 0 behind the last.
+#[cube]
+pub(super) fn coupling(values: &[f32], row: usize, i: usize, length: usize) -> f32 {
+    // Loads always, within the buffer; with one site its content is dropped.
+    let last = max(length, 2usize) - 2;
+    select(i + 1 < length, values[row + min(i, last)], 0.0f32)
+}
+
+/// The sites of a unit; `memory` has twice [`runs::shared`] f32 for each of the cube's.
+#[cube]
+pub(super) fn sites(
+    matrix: &Matrix,
+    span: &Span,
+    memory: &mut [f32],
+    #[comptime] count: usize,
+) -> Sites {
+    let vectors = comptime!(matrix.options.vectors);
+    let z = span.sequence * matrix.z_stride;
+    let (re, im) = (matrix.z[z], matrix.z[z + 1]);
+    let mut alpha = Array::<f32>::new(count);
+    let mut beta = Array::<f32>::new(count);
+    let first = span.first;
+    let a_row = span.sequence * matrix.a_stride;
+    let b_row = span.sequence * matrix.b_stride;
+    let c_row = span.sequence * matrix.c_stride;
+    let mut taken = false;
+    if comptime!(span.lanes > 0) {
+        taken = together(span, count);
+        if taken {
+            let across = comptime!(Across::new(count, span.lanes, vectors));
+            let width = comptime!(across.width);
+            let start = first - UNIT_POS_PLANE as usize * count;
+            #[unroll]
+            for k in 0..comptime!(across.steps()) {
+                let i = start + number(k, across);
+                let a = run(&matrix.a, a_row + i, width, vectors);
+                let b = run(&matrix.b, b_row + i, width, vectors);
+                let c = run(&matrix.c, c_row + i, width, vectors);
+                #[unroll]
+                for j in 0..width {
+                    alpha[comptime!(k * width + j)] = a[j] - re;
+                    beta[comptime!(k * width + j)] = b[j] * c[j];
+                }
+            }
+            let size = comptime!(2 * runs::shared(count));
+            let at = of_plane(span, size);
+            let half = comptime!(span.lanes as usize * runs::shared(count));
+            put_across(&mut memory[at..at + half], &alpha, across);
+            beta = to_runs(&mut memory[at + half..at + 2 * half], &beta, across);
+            let own = at + UNIT_POS_PLANE as usize * comptime!(runs::shared(count));
+            alpha = run(&*memory, own, count, true);
+        }
+    }
+    // All but the last units have a neighbour behind each site.
+    if !taken && first + count < matrix.length {
+        let a = run(&matrix.a, a_row + first, count, vectors);
+        let b = run(&matrix.b, b_row + first, count, vectors);
+        let c = run(&matrix.c, c_row + first, count, vectors);
+        #[unroll]
+        for e in 0..count {
+            alpha[e] = a[e] - re;
+            beta[e] = b[e] * c[e];
+        }
+    } else if !taken {
+        #[unroll]
+        for e in 0..count {
+            let i = first + e;
+            let a = matrix.a[a_row + min(i, matrix.length - 1)];
+            alpha[e] = select(i < matrix.length, a - re, 1.0f32);
+            let b = coupling(&matrix.b, b_row, i, matrix.length);
+            beta[e] = b * coupling(&matrix.c, c_row, i, matrix.length);
+        }
+    }
+    let mut largest = f32::abs(im);
+    #[unroll]
+    for e in 0..count {
+        largest = max(largest, max(f32::abs(alpha[e]), f32::abs(beta[e])));
+    }
+    let mut imaginary = -im;
+    if largest > f32::new(LARGEST) {
+        #[unroll]
+        for e in 0..count {
+            alpha[e] = limited(alpha[e], LARGEST);
+            beta[e] = limited(beta[e], LARGEST);
+        }
+        imaginary = limited(imaginary, LARGEST);
+    }
+    Sites { alpha, beta, imaginary, largest, count }
+}
