@@ -7,8 +7,9 @@
 use kiln_optim::Names;
 
 /// Part of a path, and what it is called.
-const NAMES: [(&str, &str); 3] = [
+const NAMES: [(&str, &str); 4] = [
     ("mixer.Attention", "attention"),
+    ("mixer.Bk", "bk"),
     // Named when attention was the only mixer.
     ("mixer_norm", "attention_norm"),
     ("mlp.SwiGlu", "mlp"),
@@ -36,6 +37,7 @@ mod tests {
     fn whole_parts_of_a_path_are_named() {
         for (path, expected) in [
             ("blocks.0.mixer.Attention.w_qkv.weight", "blocks.0.attention.w_qkv.weight"),
+            ("blocks.0.mixer.Bk.w_in.weight", "blocks.0.bk.w_in.weight"),
             ("blocks.11.mixer_norm.weight", "blocks.11.attention_norm.weight"),
             ("blocks.1.mlp.SwiGlu.w_down", "blocks.1.mlp.w_down"),
             ("blocks.1.mlp_norm.weight", "blocks.1.mlp_norm.weight"),

@@ -25,6 +25,8 @@
 //! Burn's own modules do; the functions of `kiln-ops` return it as an error instead.
 
 mod attention;
+mod bk_core;
+mod bk_state;
 mod kv_cache;
 mod linear;
 mod rms_norm;
@@ -32,6 +34,8 @@ mod rope;
 mod swiglu_mlp;
 
 pub use attention::{CausalSelfAttention, CausalSelfAttentionConfig};
+pub use bk_core::{BkCore, BkCoreConfig};
+pub use bk_state::BkState;
 pub use kv_cache::KvCache;
 pub use linear::{Linear, LinearConfig};
 pub use rms_norm::{RmsNorm, RmsNormConfig};
@@ -41,8 +45,8 @@ pub use swiglu_mlp::{SwiGlu, SwiGluConfig};
 /// Everything a model needs.
 pub mod prelude {
     pub use crate::{
-        CausalSelfAttention, CausalSelfAttentionConfig, KvCache, Linear, LinearConfig, RmsNorm,
-        RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
+        BkCore, BkCoreConfig, BkState, CausalSelfAttention, CausalSelfAttentionConfig, KvCache,
+        Linear, LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
     };
     pub use kiln_ops::prelude::*;
 }

@@ -62,7 +62,7 @@ impl ModuleMapper for Initial {
             // The scale of a norm.
             _ if D == 1 => vec![1.0; shape.num_elements()],
             ["weight", "w_qkv", ..] => self.projections(&name, shape.as_slice()),
-            ["weight", "w_o", ..] | ["w_down", ..] => {
+            ["weight", "w_o" | "w_out", ..] | ["w_down", ..] => {
                 normal(&name, self.seed, self.residual, shape.num_elements())
             }
             _ => normal(&name, self.seed, DEVIATION, shape.num_elements()),

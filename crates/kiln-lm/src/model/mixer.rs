@@ -12,6 +12,8 @@ use kiln_nn::prelude::*;
 pub enum Mixer {
     /// Causal self-attention.
     Attention(CausalSelfAttention),
+    /// The resolvent of chains.
+    Bk(BkCore),
 }
 
 /// What a mixer remembers of the tokens it has seen, for generation.
@@ -19,6 +21,8 @@ pub enum Mixer {
 pub enum MixerCache {
     /// Keys and values.
     Attention(KvCache),
+    /// The last site of each chain.
+    Bk(BkState),
 }
 
 impl MixerCache {
@@ -26,6 +30,7 @@ impl MixerCache {
     pub fn len(&self) -> usize {
         match self {
             Self::Attention(cache) => cache.len(),
+            Self::Bk(state) => state.len(),
         }
     }
 
@@ -38,13 +43,14 @@ impl MixerCache {
     pub fn clear(&mut self) {
         match self {
             Self::Attention(cache) => cache.clear(),
+            Self::Bk(state) => state.clear(),
         }
     }
 }
 
 impl Mixer {
-    pub(super) fn new(config: &ModelConfig, device: &Device) -> Self {
-        match config.mixer {
+    pub(super) fn new(kind: MixerKind, config: &ModelConfig, device: &Device) -> Self {
+        match kind {
             MixerKind::Attention => {
                 let rope = RopeOptions { base: config.rope_base, ..RopeOptions::default() };
                 let attention =
@@ -56,6 +62,10 @@ impl Mixer {
                         .with_initializer(Initializer::Zeros);
                 Self::Attention(attention.init(device))
             }
+            MixerKind::Bk => {
+                let bk = BkCoreConfig::new(config.width, config.resolved_bk_channels());
+                Self::Bk(bk.with_initializer(Initializer::Zeros).init(device))
+            }
         }
     }
 
@@ -63,16 +73,19 @@ impl Mixer {
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         match self {
             Self::Attention(attention) => attention.forward(x),
+            Self::Bk(bk) => bk.forward(x),
         }
     }
 
     /// The same for positions that follow those in the cache, which [`empty_cache`](Self::empty_cache)
-    /// made.
+    /// of this mixer made.
     pub(super) fn forward_cached(&self, x: Tensor<3>, cache: &mut MixerCache) -> Tensor<3> {
         match (self, cache) {
             (Self::Attention(attention), MixerCache::Attention(cache)) => {
                 attention.forward_cached(x, cache)
             }
+            (Self::Bk(bk), MixerCache::Bk(state)) => bk.forward_cached(x, state),
+            (_, cache) => panic!("a cache of another kind of mixer: {cache:?}"),
         }
     }
 
@@ -82,6 +95,7 @@ impl Mixer {
             Self::Attention(attention) => {
                 MixerCache::Attention(KvCache::new(attention.rope.positions()))
             }
+            Self::Bk(_) => MixerCache::Bk(BkState::new()),
         }
     }
 
@@ -89,7 +103,7 @@ impl Mixer {
     pub(super) fn after_step(self, _step: u64) -> Self {
         match self {
             // Nothing in it changes but by the optimizer.
-            Self::Attention(_) => self,
+            Self::Attention(_) | Self::Bk(_) => self,
         }
     }
 }
