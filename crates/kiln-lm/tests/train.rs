@@ -291,7 +291,7 @@ fn a_resumed_run_of_bk_goes_on_bit_for_bit() {
     let mut first = Memory::stopping_after(7);
     first.run(&mut place.new_trainer("seven", &mixer)).unwrap();
     let mut second = Memory::default();
-    second.run(&mut place.resume("seven", &[]).unwrap()).unwrap();
+    second.run(&mut place.resume("seven", &mixer).unwrap()).unwrap();
     assert_eq!([first.numbers(), second.numbers()].concat(), whole.numbers());
     assert_eq!(checkpoint(&place.run("seven"), 12), checkpoint(&place.run("whole"), 12));
 }

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_nn::prelude::*;
 
 /// A layer that mixes positions, from those before to those after.
+#[allow(clippy::large_enum_variant)] // one a block
 #[derive(Module, Debug)]
 pub enum Mixer {
     /// Causal self-attention.
