@@ -83,8 +83,8 @@ pub enum GenerateError {
 /// Continues `prompt` by up to `tokens` tokens, hands each to `on_token` as it comes, and stops
 /// early if that breaks off. The same seed gives the same text.
 ///
-/// Keys and values are cached. When the model's context is full, the last half of it is read again
-/// from position 0 and generation goes on from there; a prompt longer than the context counts by
+/// What blocks remember of the tokens they have seen is cached. When the model's context is full, the
+/// last half of it is read again from position 0 and generation goes on from there; a prompt longer than the context counts by
 /// its end.
 ///
 /// # Errors
@@ -189,13 +189,18 @@ fn uniform(rng: &mut ChaCha8Rng) -> f64 {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::config::ModelConfig;
+    use crate::config::{MixerKind, Mixers, ModelConfig};
 
     const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 
     fn model() -> Transformer {
+        mixing(vec![MixerKind::Attention])
+    }
+
+    fn mixing(by_turns: Vec<MixerKind>) -> Transformer {
+        let mixer = Mixers::new(by_turns);
         let config =
-            ModelConfig { layers: 2, width: 16, heads: 2, context: 8, ..Default::default() };
+            ModelConfig { layers: 2, width: 16, heads: 2, context: 8, mixer, ..Default::default() };
         config.init(20, 5, &Device::flex())
     }
 
@@ -217,38 +222,42 @@ mod tests {
 
     #[test]
     fn cached_generation_is_what_the_whole_forward_pass_says() {
-        let model = model();
-        let mut tokens = vec![3, 1, 4];
-        let generated = text(&model, &tokens, 5, &GREEDY, 0);
-        for token in generated {
-            let logits = model.forward(tensor(&tokens, &Device::flex())).into_data();
-            let logits: Vec<f32> = logits.iter::<f32>().collect();
-            let last = &logits[(tokens.len() - 1) * 20..];
-            let best = (0..20).rev().max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap();
-            assert_eq!(token, best as u32);
-            tokens.push(token);
+        let (attention, bk) = (MixerKind::Attention, MixerKind::Bk);
+        for by_turns in [vec![attention], vec![bk], vec![bk, attention]] {
+            let model = mixing(by_turns);
+            let mut tokens = vec![3, 1, 4];
+            let generated = text(&model, &tokens, 5, &GREEDY, 0);
+            for token in generated {
+                let logits = model.forward(tensor(&tokens, &Device::flex())).into_data();
+                let logits: Vec<f32> = logits.iter::<f32>().collect();
+                let last = &logits[(tokens.len() - 1) * 20..];
+                let best = (0..20).rev().max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap();
+                assert_eq!(token, best as u32);
+                tokens.push(token);
+            }
         }
     }
 
     #[test]
     fn a_full_context_slides_to_its_last_half() {
-        let model = model();
-        let sampling = Sampling { temperature: 1.0, ..GREEDY };
-        let long = text(&model, &[3, 1, 4], 30, &sampling, 1);
-        assert_eq!(long.len(), 30);
-        // The cache holds the prompt of 3 and 5 new tokens; the sixth was drawn from them, and the
-        // seventh from the last 4.
-        let all = [&[3, 1, 4], &long[..]].concat();
-        let slid = text(&model, &all[5..9], 4, &GREEDY, 1);
-        let greedy_long = text(&model, &all[1..9], 5, &GREEDY, 1);
-        let after = text(&model, &[&all[6..9], &greedy_long[..1]].concat(), 4, &GREEDY, 1);
-        assert_eq!(greedy_long[1..], after[..]);
-        assert_eq!(slid.len(), 4);
-        // Of a long prompt only the end counts.
-        assert_eq!(
-            text(&model, &[&[7; 9], &all[..8]].concat(), 3, &GREEDY, 1),
-            text(&model, &all[..8], 3, &GREEDY, 1)
-        );
+        for model in [model(), mixing(vec![MixerKind::Bk])] {
+            let sampling = Sampling { temperature: 1.0, ..GREEDY };
+            let long = text(&model, &[3, 1, 4], 30, &sampling, 1);
+            assert_eq!(long.len(), 30);
+            // The cache holds the prompt of 3 and 5 new tokens; the sixth was drawn from them, and the
+            // seventh from the last 4.
+            let all = [&[3, 1, 4], &long[..]].concat();
+            let slid = text(&model, &all[5..9], 4, &GREEDY, 1);
+            let greedy_long = text(&model, &all[1..9], 5, &GREEDY, 1);
+            let after = text(&model, &[&all[6..9], &greedy_long[..1]].concat(), 4, &GREEDY, 1);
+            assert_eq!(greedy_long[1..], after[..]);
+            assert_eq!(slid.len(), 4);
+            // Of a long prompt only the end counts.
+            assert_eq!(
+                text(&model, &[&[7; 9], &all[..8]].concat(), 3, &GREEDY, 1),
+                text(&model, &all[..8], 3, &GREEDY, 1)
+            );
+        }
     }
 
     #[test]

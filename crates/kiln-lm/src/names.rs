@@ -37,7 +37,7 @@ mod tests {
     fn whole_parts_of_a_path_are_named() {
         for (path, expected) in [
             ("blocks.0.mixer.Attention.w_qkv.weight", "blocks.0.attention.w_qkv.weight"),
-            ("blocks.2.mixer.Bk.w_out.weight", "blocks.2.bk.w_out.weight"),
+            ("blocks.0.mixer.Bk.w_in.weight", "blocks.0.bk.w_in.weight"),
             ("blocks.11.mixer_norm.weight", "blocks.11.attention_norm.weight"),
             ("blocks.1.mlp.SwiGlu.w_down", "blocks.1.mlp.w_down"),
             ("blocks.1.mlp_norm.weight", "blocks.1.mlp_norm.weight"),

@@ -2,7 +2,7 @@
 
 use cubecl::config::compilation::CompilationLogLevel;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
-use kiln_lm::config::ModelConfig;
+use kiln_lm::config::{MixerKind, Mixers, ModelConfig};
 use kiln_lm::generate::{Sampling, generate};
 use kiln_ops::policy::{self, Implementation, Policy};
 use std::fs;
@@ -37,11 +37,15 @@ fn no_kernel_depends_on_the_length() {
     // Also where it would take the reference by itself.
     let ops = [("attention".to_string(), Implementation::Fused)].into();
     policy::set(Policy { ops, ..Policy::default() });
-    for qk_norm in [false, true] {
+    let (attention, bk) = (MixerKind::Attention, MixerKind::Bk);
+    for (qk_norm, by_turns) in
+        [(false, vec![attention]), (true, vec![attention]), (false, vec![bk, attention])]
+    {
         let (heads, kv_heads) = (4, 2);
         let model =
             ModelConfig { layers: 2, width: 64, heads, kv_heads, qk_norm, ..Default::default() };
-        let model = ModelConfig { context: 256, ..model }.init(97, 1, &device);
+        let mixer = Mixers::new(by_turns);
+        let model = ModelConfig { context: 256, mixer, ..model }.init(97, 1, &device);
         let model = model.with_activations(kiln_lm::config::Precision::Auto.dtype(&device));
         let sampling = Sampling { temperature: 0.8, top_k: 20, top_p: 0.9 };
         let mut half = vec![];

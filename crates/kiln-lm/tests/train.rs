@@ -256,15 +256,59 @@ fn a_run_starts_only_where_it_can() {
     assert!(error("a", &[]).contains("holds a run already"));
 }
 
+#[test]
+fn bk_learns_alone_and_by_turns_with_attention() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    for (name, mixer) in [("bk", "model.mixer=bk"), ("both", "model.mixer=['bk', 'attention']")] {
+        let overrides = [mixer, "train.steps=60", "train.log_every=10"];
+        let mut memory = Memory::default();
+        let mut trainer = place.new_trainer(name, &overrides);
+        let summary = memory.run(&mut trainer).unwrap();
+        let (first, last) = (summary.first_loss.unwrap(), summary.last_loss.unwrap());
+        assert!(last < 0.5 * first, "{name}: {first} {last}");
+        let (_, best) = summary.best_validation.unwrap();
+        assert!((best as f64) < 0.6 * summary.unigram_loss, "{name}: {best}");
+        assert_eq!(memory.samples.len(), 12);
+
+        // The configuration of the run has the mixers.
+        let trained = Trained::load(&place.run(name), Which::Latest, &Device::flex()).unwrap();
+        let record = |model: &kiln_lm::model::Transformer| kiln_lm::tensors::record(&model.valid());
+        assert_eq!(record(&trained.model), record(trainer.model()));
+        let names = record(&trained.model).into_iter().map(|(name, _)| name);
+        let names = names.filter(|name| name.contains(".bk.w_")).count();
+        assert_eq!(names, if name == "bk" { 4 } else { 2 });
+    }
+}
+
+#[test]
+fn a_resumed_run_of_bk_goes_on_bit_for_bit() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let mixer = ["model.mixer=['bk', 'attention']"];
+    let mut whole = Memory::default();
+    whole.run(&mut place.new_trainer("whole", &mixer)).unwrap();
+    let mut first = Memory::stopping_after(7);
+    first.run(&mut place.new_trainer("seven", &mixer)).unwrap();
+    let mut second = Memory::default();
+    second.run(&mut place.resume("seven", &mixer).unwrap()).unwrap();
+    assert_eq!([first.numbers(), second.numbers()].concat(), whole.numbers());
+    assert_eq!(checkpoint(&place.run("seven"), 12), checkpoint(&place.run("whole"), 12));
+}
+
 /// The loss of every step.
-fn curve(place: &Place, device: &Device, attention: Implementation) -> Vec<f32> {
-    let ops = [("attention".to_string(), attention)].into();
+fn curve(
+    place: &Place,
+    device: &Device,
+    (op, implementation): (&str, Implementation),
+    more: &[&str],
+) -> Vec<f32> {
+    let ops = [(op.to_string(), implementation)].into();
     policy::set(Policy { ops, ..Policy::default() });
     let overrides = [
         "model.context=80",
         "model.layers=1",
         "model.dropout=0",
-        "model.qk_norm=true",
         "optimizer.learning_rate=1e-2",
         "train.steps=20",
         "train.accumulation=1",
@@ -272,7 +316,8 @@ fn curve(place: &Place, device: &Device, attention: Implementation) -> Vec<f32> 
         "train.sample_every=0",
         "train.checkpoint_every=0",
     ];
-    let config = place.config(&attention.to_string(), &overrides);
+    let name = format!("{op}-{implementation}");
+    let config = place.config(&name, &[&overrides[..], more].concat());
     let data = dataset(&config);
     let mut trainer = Trainer::new(config, data, device).unwrap();
     let mut memory = Memory::default();
@@ -280,26 +325,52 @@ fn curve(place: &Place, device: &Device, attention: Implementation) -> Vec<f32> 
     memory.steps.iter().map(|step| step.loss).collect()
 }
 
+/// A device with kernels, if there is one.
+fn kernels() -> Option<Device> {
+    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
+    let opened = kiln_ops::device::open(&name);
+    let opened = opened.map_err(|error| eprintln!("SKIPPED on {name}: {error}")).ok()?;
+    let found = policy::is_cube(&opened.device);
+    if !found {
+        eprintln!("SKIPPED: {name} has no kernels");
+    }
+    found.then_some(opened.device)
+}
+
 #[test]
 fn fused_attention_trains_as_the_reference_does() {
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    let device = match kiln_ops::device::open(&name) {
-        Ok(opened) => opened.device,
-        Err(error) => return eprintln!("SKIPPED on {name}: {error}"),
-    };
-    if !policy::is_cube(&device) {
-        return eprintln!("SKIPPED: {name} has no kernels");
-    }
+    let Some(device) = kernels() else { return };
     let _one = one_at_a_time();
     let place = Place::new();
-    let fused = curve(&place, &device, Implementation::Fused);
-    let reference = curve(&place, &device, Implementation::Reference);
+    let run = |implementation| {
+        curve(&place, &device, ("attention", implementation), &["model.qk_norm=true"])
+    };
+    let fused = run(Implementation::Fused);
+    let reference = run(Implementation::Reference);
     policy::set(Policy::default());
-    assert_eq!((fused.len(), reference.len()), (20, 20));
-    assert!(reference[19] < 0.6 * reference[0], "it learns: {reference:?}");
     // What is off in one step is carried on by those that follow.
     let allowed = if Precision::Auto.dtype(&device) == DType::F32 { 1e-4 } else { 3e-2 };
-    for (step, (a, b)) in fused.iter().zip(&reference).enumerate() {
+    assert_alike(&fused, &reference, allowed);
+}
+
+/// Against the CPU, because the reference's many kernels take long to compile.
+#[test]
+fn fused_bk_trains_as_the_cpu_does() {
+    let Some(device) = kernels() else { return };
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let exact = ["model.mixer=bk", "train.precision=f32"];
+    let fused = curve(&place, &device, ("bk", Implementation::Fused), &exact);
+    let cpu = ("bk", Implementation::Reference);
+    let reference = curve(&place, &Device::flex(), cpu, &exact);
+    policy::set(Policy::default());
+    assert_alike(&fused, &reference, 1e-4);
+}
+
+fn assert_alike(fused: &[f32], reference: &[f32], allowed: f32) {
+    assert_eq!((fused.len(), reference.len()), (20, 20));
+    assert!(reference[19] < 0.6 * reference[0], "it learns: {reference:?}");
+    for (step, (a, b)) in fused.iter().zip(reference).enumerate() {
         let apart = (a - b).abs() / b;
         eprintln!("step {}: {a} {b}, {apart:.1e} apart", step + 1);
         assert!(apart < allowed, "step {}: {a} fused, {b} of the reference", step + 1);

@@ -120,7 +120,7 @@ impl BkCore {
     pub fn forward_cached(&self, x: Tensor<3>, state: &mut BkState) -> Tensor<3> {
         assert!(self.causal, "bk_core: a layer that is not causal has no state");
         let (dtype, tracked) = (x.dtype(), x.is_autodiff());
-        let a = self.diagonal(x.inner()).inner();
+        let a = self.diagonal(x).inner();
         let [batch, length, channels] = a.dims();
         let held = state.of(batch, channels, &a.device());
         let g = match (held, length) {
@@ -136,8 +136,8 @@ impl BkCore {
         let last = g.clone().narrow(1, length - 1, 1);
         let part = |i| last.clone().narrow(3, i, 1).reshape([batch, channels]);
         state.put([part(0), part(1)], length);
-        let y = self.project(self.limited(g), dtype).inner();
-        if tracked { y.autodiff() } else { y }
+        let g = self.limited(g);
+        self.project(if tracked { g.autodiff() } else { g }, dtype)
     }
 
     /// a, `[B, T, channels]` in f32.

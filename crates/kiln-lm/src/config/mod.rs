@@ -4,11 +4,13 @@
 //! Every section but `[data]` has defaults, unknown keys are errors, and [`load`] names the line.
 
 mod load;
+mod mixers;
 mod schedule;
 mod shape;
 mod validate;
 
 pub use load::{ConfigError, load, parse, run_folder, to_toml};
+pub use mixers::Mixers;
 pub use validate::Violation;
 
 use serde::{Deserialize, Serialize};
@@ -103,10 +105,11 @@ pub struct ModelConfig {
     pub rope_base: f64,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f64,
-    /// What mixes positions.
-    pub mixer: MixerKind,
-    /// Chains of a BK mixer. 0 stands for a quarter of `width`, at least 1.
-    pub bk_channels: usize,
+    /// What mixes positions, in all blocks or by turns.
+    pub mixer: Mixers,
+    /// Chains of a `bk` mixer; a quarter of `width` if not given, and at least one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bk_channels: Option<usize>,
     /// What works on each position.
     pub mlp: MlpKind,
     /// How the two join the residual stream.
@@ -127,8 +130,8 @@ impl Default for ModelConfig {
             qk_norm: false,
             rope_base: 10_000.0,
             norm_eps: 1e-5,
-            mixer: MixerKind::Attention,
-            bk_channels: 0,
+            mixer: MixerKind::Attention.into(),
+            bk_channels: None,
             mlp: MlpKind::SwiGlu,
             residual: ResidualKind::Plain,
         }
@@ -141,10 +144,8 @@ impl Default for ModelConfig {
 pub enum MixerKind {
     /// Causal self-attention with RoPE and grouped KV heads.
     Attention,
-    /// The resolvent of chains, causal.
+    /// The causal resolvent of chains.
     Bk,
-    /// `bk` in the first block, `attention` in the second, and so on in turns.
-    Alternating,
 }
 
 /// What works on each position in a block.

@@ -1,4 +1,4 @@
-//! What the zeros of `[model]` stand for, and the head dimension that follows from it.
+//! What the zeros of `[model]` and keys that are not given stand for, and the head dimension that follows from it.
 
 use super::ModelConfig;
 
@@ -8,17 +8,17 @@ impl ModelConfig {
         if self.kv_heads == 0 { self.heads } else { self.kv_heads }
     }
 
-    /// Chains of a BK mixer, with 0 resolved to a quarter of `width`, at least 1.
-    pub fn resolved_bk_channels(&self) -> usize {
-        if self.bk_channels == 0 { (self.width / 4).max(1) } else { self.bk_channels }
-    }
-
     /// Width inside the MLP, with 0 resolved to 8/3 of `width`, rounded up to a multiple of 64.
     pub fn resolved_mlp_width(&self) -> usize {
         match self.mlp_width {
             0 => (8 * self.width).div_ceil(3).next_multiple_of(64),
             width => width,
         }
+    }
+
+    /// Chains of a `bk` mixer, a quarter of `width` if they are not given.
+    pub fn resolved_bk_channels(&self) -> usize {
+        self.bk_channels.unwrap_or((self.width / 4).max(1))
     }
 
     /// Width of one head; 0 where `heads` is 0, which [`Config::validate`](super::Config::validate)
@@ -38,6 +38,11 @@ mod tests {
         assert_eq!(model.head_dim(), 64);
         assert_eq!(model.resolved_kv_heads(), 6);
         assert_eq!(model.resolved_mlp_width(), 1024);
+        assert_eq!(model.resolved_bk_channels(), 96);
+        let narrow = ModelConfig { width: 3, ..model.clone() };
+        assert_eq!(narrow.resolved_bk_channels(), 1);
+        let few = ModelConfig { bk_channels: Some(5), ..model.clone() };
+        assert_eq!(few.resolved_bk_channels(), 5);
         // 8/3 of 128 is 341.3.
         assert_eq!(ModelConfig { width: 128, ..model.clone() }.resolved_mlp_width(), 384);
         let model = ModelConfig { kv_heads: 2, mlp_width: 100, ..model };

@@ -1,6 +1,6 @@
 //! The range of every number in a configuration, and of those that depend on one another.
 
-use super::{Config, ConfigError, TokenizerConfig};
+use super::{Config, ConfigError, MixerKind, ModelConfig, TokenizerConfig};
 use std::fmt::{self, Display};
 
 /// One value that a run cannot use.
@@ -103,34 +103,18 @@ impl Config {
         let model = &self.model;
         to.size("model.layers", model.layers, 1);
         to.size("model.width", model.width, 1);
-        to.size("model.heads", model.heads, 1);
-        to.size("model.kv_heads", model.kv_heads, 0);
-        to.size("model.bk_channels", model.bk_channels, 0);
         to.size("model.mlp_width", model.mlp_width, 0);
         to.size("model.context", model.context, 1);
-        if model.heads >= 1 && model.width >= 1 {
-            let heads = model.heads;
-            if model.width.is_multiple_of(heads) {
-                to.check(
-                    model.head_dim().is_multiple_of(2),
-                    "model.width",
-                    model.width,
-                    format_args!(
-                        "give an even width per head for RoPE, not {} / {heads} = {}",
-                        model.width,
-                        model.head_dim()
-                    ),
-                );
-            } else {
-                let allowed = format_args!("be a multiple of model.heads ({heads})").to_string();
-                to.check(false, "model.width", model.width, allowed);
-            }
-            to.check(
-                heads.is_multiple_of(model.resolved_kv_heads()),
-                "model.kv_heads",
-                model.kv_heads,
-                format_args!("divide model.heads ({heads}), or be 0 for as many"),
-            );
+        let mixers = model.mixer.by_turns().len();
+        to.check(mixers > 0, "model.mixer", "[]", "name at least one mixer");
+        if let Some(channels) = model.bk_channels {
+            // Each gives two numbers.
+            let fits = (1..=LARGEST / 2).contains(&channels);
+            let allowed = format_args!("be from 1 to {}", LARGEST / 2).to_string();
+            to.check(fits, "model.bk_channels", channels, allowed);
+        }
+        if model.has(MixerKind::Attention) {
+            check_heads(model, to);
         }
         to.number("model.dropout", model.dropout, "be 0 or more and below 1", |v| {
             (0.0..1.0).contains(&v)
@@ -195,6 +179,36 @@ impl Config {
     }
 }
 
+/// What attention asks for; without a block of it these keys may be anything.
+fn check_heads(model: &ModelConfig, to: &mut Checks) {
+    to.size("model.heads", model.heads, 1);
+    to.size("model.kv_heads", model.kv_heads, 0);
+    if model.heads >= 1 && model.width >= 1 {
+        let heads = model.heads;
+        if model.width.is_multiple_of(heads) {
+            to.check(
+                model.head_dim().is_multiple_of(2),
+                "model.width",
+                model.width,
+                format_args!(
+                    "give an even width per head for RoPE, not {} / {heads} = {}",
+                    model.width,
+                    model.head_dim()
+                ),
+            );
+        } else {
+            let allowed = format_args!("be a multiple of model.heads ({heads})").to_string();
+            to.check(false, "model.width", model.width, allowed);
+        }
+        to.check(
+            heads.is_multiple_of(model.resolved_kv_heads()),
+            "model.kv_heads",
+            model.kv_heads,
+            format_args!("divide model.heads ({heads}), or be 0 for as many"),
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::parse;
@@ -229,6 +243,9 @@ mod tests {
             "model.kv_heads=8",
             "model.mlp_width=4294967296",
             "model.context=0",
+            "model.mixer=[]",
+            "model.bk_channels=0",
+            "model.bk_channels=1073741824",
             "model.dropout=1.0",
             "model.dropout=-0.1",
             "model.rope_base=0",
@@ -273,6 +290,8 @@ mod tests {
             "model.kv_heads=4",
             "model.dropout=0",
             "model.norm_eps=0",
+            "model.mixer=['bk', 'attention', 'attention', 'bk', 'bk']",
+            "model.bk_channels=1",
             "optimizer.beta1=0",
             "optimizer.clip_norm=0",
             "optimizer.weight_decay=0",
@@ -288,6 +307,26 @@ mod tests {
         for set in allowed {
             assert_eq!(violations(&[set]), [], "{set}");
         }
+    }
+
+    #[test]
+    fn what_only_attention_needs_is_asked_for_only_where_a_block_has_it() {
+        let heads = ["model.width=9", "model.heads=4", "model.kv_heads=3"];
+        for (mixer, found) in [
+            ("'bk'", 0),
+            ("['bk', 'attention']", 2),
+            // The fifth block of four.
+            ("['bk', 'bk', 'bk', 'bk', 'attention']", 0),
+        ] {
+            let mixer = format!("model.mixer={mixer}");
+            let all = violations(&[&heads[..], &[&mixer]].concat());
+            assert_eq!(all.len(), found, "{mixer}: {all:?}");
+        }
+        let zero = violations(&["model.bk_channels=0"]);
+        assert_eq!(
+            zero[0].to_string(),
+            "--set model.bk_channels=0: model.bk_channels is 0, must be from 1 to 1073741823"
+        );
     }
 
     #[test]

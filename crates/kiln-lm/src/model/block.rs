@@ -3,7 +3,7 @@
 use super::mixer::{Mixer, MixerCache};
 use super::mlp::Mlp;
 use super::residual::{Residual, Stream};
-use crate::config::ModelConfig;
+use crate::config::{MixerKind, ModelConfig};
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::Device;
@@ -26,12 +26,11 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block, counted from 0.
-    pub(super) fn new(config: &ModelConfig, number: usize, device: &Device) -> Self {
+    pub(super) fn new(mixer: MixerKind, config: &ModelConfig, device: &Device) -> Self {
         let norm = || RmsNormConfig::new(config.width).with_eps(config.norm_eps).init(device);
         Self {
             mixer_norm: norm(),
-            mixer: Mixer::new(config, number, device),
+            mixer: Mixer::new(mixer, config, device),
             mlp_norm: norm(),
             mlp: Mlp::new(config, device),
             dropout: DropoutConfig::new(config.dropout).init(),

@@ -8,8 +8,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_nn::prelude::*;
 
 /// A layer that mixes positions, from those before to those after.
-// There is one a block.
-#[allow(clippy::large_enum_variant)]
+#[allow(clippy::large_enum_variant)] // one a block
 #[derive(Module, Debug)]
 pub enum Mixer {
     /// Causal self-attention.
@@ -23,7 +22,7 @@ pub enum Mixer {
 pub enum MixerCache {
     /// Keys and values.
     Attention(KvCache),
-    /// What the last position left.
+    /// The last site of each chain.
     Bk(BkState),
 }
 
@@ -51,46 +50,43 @@ impl MixerCache {
 }
 
 impl Mixer {
-    /// The mixer of a block, counted from 0.
-    pub(super) fn new(config: &ModelConfig, block: usize, device: &Device) -> Self {
-        let bk = match config.mixer {
-            MixerKind::Attention => false,
-            MixerKind::Bk => true,
-            MixerKind::Alternating => block.is_multiple_of(2),
-        };
-        if bk {
-            let core = BkCoreConfig::new(config.width, config.resolved_bk_channels());
-            return Self::Bk(core.with_initializer(Initializer::Zeros).init(device));
+    pub(super) fn new(kind: MixerKind, config: &ModelConfig, device: &Device) -> Self {
+        match kind {
+            MixerKind::Attention => {
+                let rope = RopeOptions { base: config.rope_base, ..RopeOptions::default() };
+                let attention =
+                    CausalSelfAttentionConfig::new(config.width, config.heads, config.context)
+                        .with_kv_heads(Some(config.resolved_kv_heads()))
+                        .with_qk_norm(config.qk_norm)
+                        .with_norm_eps(config.norm_eps)
+                        .with_rope(rope)
+                        .with_initializer(Initializer::Zeros);
+                Self::Attention(attention.init(device))
+            }
+            MixerKind::Bk => {
+                let bk = BkCoreConfig::new(config.width, config.resolved_bk_channels());
+                Self::Bk(bk.with_initializer(Initializer::Zeros).init(device))
+            }
         }
-        let rope = RopeOptions { base: config.rope_base, ..RopeOptions::default() };
-        let attention = CausalSelfAttentionConfig::new(config.width, config.heads, config.context)
-            .with_kv_heads(Some(config.resolved_kv_heads()))
-            .with_qk_norm(config.qk_norm)
-            .with_norm_eps(config.norm_eps)
-            .with_rope(rope)
-            .with_initializer(Initializer::Zeros);
-        Self::Attention(attention.init(device))
     }
 
     /// `[B, T, width]` to the same.
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         match self {
             Self::Attention(attention) => attention.forward(x),
-            Self::Bk(core) => core.forward(x),
+            Self::Bk(bk) => bk.forward(x),
         }
     }
 
     /// The same for positions that follow those in the cache, which [`empty_cache`](Self::empty_cache)
-    /// made.
+    /// of this mixer made.
     pub(super) fn forward_cached(&self, x: Tensor<3>, cache: &mut MixerCache) -> Tensor<3> {
         match (self, cache) {
             (Self::Attention(attention), MixerCache::Attention(cache)) => {
                 attention.forward_cached(x, cache)
             }
-            (Self::Bk(core), MixerCache::Bk(state)) => core.forward_cached(x, state),
-            (Self::Attention(_), MixerCache::Bk(_)) | (Self::Bk(_), MixerCache::Attention(_)) => {
-                panic!("the cache is that of another kind of mixer")
-            }
+            (Self::Bk(bk), MixerCache::Bk(state)) => bk.forward_cached(x, state),
+            (_, cache) => panic!("a cache of another kind of mixer: {cache:?}"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The language model: a decoder-only transformer with pre-norm RMSNorm. A block is a mixer and an MLP
 //! between residuals, each chosen in the configuration: causal self-attention with RoPE and grouped KV
-//! heads or the resolvent of chains, SwiGLU, plain addition. All layers go through `kiln-ops`.
+//! heads or the resolvent of chains, block by block; SwiGLU; plain addition. All layers go through `kiln-ops`.
 //!
 //! ```text
 //! tokens ─ embedding ─ dropout ─┬───────────(+)──┬─────────(+)─ … ─ norm ─ head ─ logits
@@ -106,7 +106,7 @@ impl ModelConfig {
         let embedding = EmbeddingConfig::new(vocab_size, self.width).with_initializer(zeros);
         Transformer {
             embedding: embedding.init(device),
-            blocks: (0..self.layers).map(|number| Block::new(self, number, device)).collect(),
+            blocks: self.mixers().map(|mixer| Block::new(mixer, self, device)).collect(),
             norm: RmsNormConfig::new(self.width).with_eps(self.norm_eps).init(device),
             head: (!self.tied_embeddings).then(|| head.init(device)),
             dropout: DropoutConfig::new(self.dropout).init(),

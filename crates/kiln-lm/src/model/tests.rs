@@ -1,11 +1,18 @@
 //! The model against what can be said without running it elsewhere.
 
 use super::*;
-use crate::config::MixerKind;
+use crate::config::{MixerKind, Mixers};
 use burn::tensor::TensorData;
 
 fn config() -> ModelConfig {
     ModelConfig { layers: 2, width: 16, heads: 4, kv_heads: 2, context: 12, ..Default::default() }
+}
+
+/// With attention, with `bk`, and with both.
+fn configs() -> [ModelConfig; 3] {
+    let (attention, bk) = (MixerKind::Attention, MixerKind::Bk);
+    [vec![attention], vec![bk], vec![bk, attention]]
+        .map(|by_turns| ModelConfig { mixer: Mixers::new(by_turns), ..config() })
 }
 
 fn tokens(values: &[i32], device: &Device) -> Tensor<2, Int> {
@@ -24,13 +31,22 @@ fn has_the_parameters_it_should() {
     let untied = ModelConfig { tied_embeddings: false, qk_norm: true, ..config() };
     let expected = 2 * 50 * 16 + 2 * (block + 2 * 4) + 16;
     assert_eq!(untied.init(50, 1, &device).num_params(), expected);
+    let [_, bk, both] = configs();
+    let bk_block = 2 * 16 + 16 * 4 + 8 * 16 + 3 * 16 * 64;
+    assert_eq!(bk.init(50, 1, &device).num_params(), 50 * 16 + 2 * bk_block + 16);
+    assert_eq!(both.init(50, 1, &device).num_params(), 50 * 16 + bk_block + block + 16);
+    // Heads are nothing to a model without attention.
+    let bk = ModelConfig { heads: 0, bk_channels: Some(3), ..bk };
+    let fewer = 2 * (16 + 2 * 16);
+    assert_eq!(bk.init(50, 1, &device).num_params(), 50 * 16 + 2 * bk_block + 16 - fewer);
 }
 
 #[test]
 fn a_token_changes_only_what_comes_at_and_after_it() {
     let device = Device::flex();
-    for qk_norm in [false, true] {
-        let model = ModelConfig { qk_norm, ..config() }.init(50, 1, &device);
+    let normed = ModelConfig { qk_norm: true, ..config() };
+    for config in configs().into_iter().chain([normed]) {
+        let model = config.init(50, 1, &device);
         let first = data(model.forward(tokens(&[1, 2, 3, 4, 5], &device)));
         let second = data(model.forward(tokens(&[1, 2, 9, 4, 5], &device)));
         assert_eq!(first[..100], second[..100]);
@@ -65,17 +81,27 @@ fn the_loss_is_the_cross_entropy_of_the_logits() {
 #[test]
 fn the_cache_changes_nothing() {
     let device = Device::flex();
-    let model = config().init(50, 3, &device);
-    let x = [4, 8, 15, 16, 23, 42, 0];
-    let all = data(model.forward(tokens(&x, &device)));
-    let mut cache = model.empty_cache();
-    for (start, end) in [(0, 3), (3, 4), (4, 5), (5, 7)] {
-        let last = model.forward_cached(tokens(&x[start..end], &device), &mut cache);
-        let last: Vec<f32> = last.into_data().iter::<f32>().collect();
-        let expected = &all[(end - 1) * 50..end * 50];
-        let close = last.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5);
-        assert!(close && cache.iter().all(|c| c.len() == end), "{last:?} {expected:?}");
+    for config in configs() {
+        let model = config.init(50, 3, &device);
+        let x = [4, 8, 15, 16, 23, 42, 0];
+        let all = data(model.forward(tokens(&x, &device)));
+        let mut cache = model.empty_cache();
+        for (start, end) in [(0, 3), (3, 4), (4, 5), (5, 7)] {
+            let last = model.forward_cached(tokens(&x[start..end], &device), &mut cache);
+            let last: Vec<f32> = last.into_data().iter::<f32>().collect();
+            let expected = &all[(end - 1) * 50..end * 50];
+            let close = last.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5);
+            assert!(close && cache.iter().all(|c| c.len() == end), "{last:?} {expected:?}");
+        }
     }
+}
+
+#[test]
+#[should_panic(expected = "a cache of another kind of mixer")]
+fn a_cache_of_another_mixer_is_refused() {
+    let device = Device::flex();
+    let [attention, bk, _] = configs().map(|config| config.init(50, 3, &device));
+    attention.forward_cached(tokens(&[1], &device), &mut bk.empty_cache());
 }
 
 #[test]
@@ -115,6 +141,19 @@ fn parameters_have_the_names_that_checkpoints_give_them() {
         "head.weight",
     ];
     assert_eq!(names, expected);
+
+    // The first block of two.
+    let [_, _, both] = configs();
+    let names = tensors::record(&both.init(50, 1, &Device::flex())).into_iter();
+    let names: Vec<String> = names.map(|(name, _)| name).filter(|n| n.contains("_")).collect();
+    let expected = [
+        "blocks.0.attention_norm.weight",
+        "blocks.0.bk.w_in.weight",
+        "blocks.0.bk.w_out.weight",
+        "blocks.0.mlp_norm.weight",
+    ];
+    assert_eq!(names[..4], expected);
+    assert!(names.contains(&"blocks.1.attention.w_qkv.weight".to_string()), "{names:?}");
 }
 
 #[test]
@@ -132,6 +171,14 @@ fn first_values_are_those_of_every_earlier_version() {
         let found: Vec<f32> = record[name].iter::<f32>().collect();
         assert_eq!(found, initial::normal(name, 1, deviation, found.len()), "{name}");
     }
+    let [_, bk, _] = configs();
+    let of_bk = tensors::record(&bk.init(50, 1, &Device::flex()));
+    let of_bk: BTreeMap<String, TensorData> = of_bk.into_iter().collect();
+    for (part, deviation) in [("w_in", 0.02), ("w_out", residual)] {
+        let name = format!("blocks.1.bk.{part}.weight");
+        let found: Vec<f32> = of_bk[&name].iter::<f32>().collect();
+        assert_eq!(found, initial::normal(&name, 1, deviation, found.len()), "{name}");
+    }
     // Queries, keys and values were matrices of their own, of 16, 8 and 8 columns.
     let qkv: Vec<f32> = record["blocks.1.attention.w_qkv.weight"].iter::<f32>().collect();
     for (part, first, columns) in [("w_q", 0, 16), ("w_k", 16, 8), ("w_v", 24, 8)] {
@@ -145,9 +192,9 @@ fn first_values_are_those_of_every_earlier_version() {
 #[test]
 fn a_model_for_inference_says_the_same() {
     let device = Device::flex();
-    for tied_embeddings in [true, false] {
-        let model =
-            ModelConfig { tied_embeddings, ..config() }.init(50, 1, &device.clone().autodiff());
+    let untied = ModelConfig { tied_embeddings: false, ..config() };
+    for config in configs().into_iter().chain([untied]) {
+        let model = config.init(50, 1, &device.clone().autodiff());
         for dtype in [DType::F32, DType::BF16] {
             let model = model.clone().with_activations(dtype);
             let inference = model.for_inference();
@@ -170,44 +217,4 @@ fn the_logits_are_a_product_of_kiln_ops() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(logits)).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
     assert!(message.starts_with("matmul: the fused kernel cannot run on cpu"), "{message}");
-}
-
-#[test]
-fn bk_mixes_too() {
-    let device = Device::flex();
-    for mixer in [MixerKind::Bk, MixerKind::Alternating] {
-        let config = ModelConfig { mixer, bk_channels: 3, ..config() };
-        let model = config.init(11, 5, &device);
-        // Far from its first values, so that mixers weigh.
-        let model = model.map(&mut Larger);
-        let whole = [1, 2, 3, 4, 5, 6, 7];
-        let mut cache = model.empty_cache();
-        for (i, part) in [&whole[..4], &whole[4..5], &whole[5..]].into_iter().enumerate() {
-            let end = [4, 5, 7][i];
-            let cached = model.forward_cached(tokens(part, &device), &mut cache);
-            let mut fresh = model.empty_cache();
-            let expected = model.forward_cached(tokens(&whole[..end], &device), &mut fresh);
-            let error: f32 = (cached - expected).abs().max().into_scalar();
-            assert!(error < 1e-4, "{mixer:?}, up to {end}: {error}");
-        }
-        let of = |first: i32| {
-            let of = tokens(&[first, 2, 3, 4], &device);
-            model.forward_cached(of, &mut model.empty_cache())
-        };
-        let apart: f32 = (of(1) - of(9)).abs().max().into_scalar();
-        assert!(apart > 1e-4, "{mixer:?}: the first token is seen at the last: {apart}");
-        let kinds = model.blocks.iter().map(|block| matches!(block.mixer, Mixer::Bk(_)));
-        let expected = [true, mixer == MixerKind::Bk];
-        assert!(kinds.eq(expected));
-    }
-}
-
-/// Weights ten times as large.
-struct Larger;
-
-impl ModuleMapper for Larger {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = param.val() * 10.0;
-        Param::initialized(param.id, value)
-    }
 }

@@ -1,7 +1,7 @@
 //! Reading, overriding and writing configurations, and the lines that name what is wrong.
 
 use super::super::{
-    GroupConfig, MixerKind, OptimizerKind, Precision, ScheduleKind, TokenizerConfig,
+    GroupConfig, MixerKind, Mixers, OptimizerKind, Precision, ScheduleKind, TokenizerConfig,
 };
 use super::*;
 
@@ -223,19 +223,69 @@ fn groups_of_parameters_are_read_and_written() {
 fn the_parts_of_a_block_are_chosen_and_unknown_ones_are_named() {
     let chosen = with(&["model.mixer=attention", "model.mlp=swiglu", "model.residual=plain"]);
     assert_eq!(chosen.expect("valid").model, with(&[]).expect("valid").model);
-    let bk = with(&["model.mixer=bk", "model.bk_channels=7"]).expect("valid").model;
-    assert_eq!((bk.mixer, bk.resolved_bk_channels()), (MixerKind::Bk, 7));
     for (set, known) in [
-        ("model.mixer=convolution", "one of `attention`, `bk`, `alternating`"),
-        ("model.mlp=relu", "`swiglu`"),
-        ("model.residual=none", "`plain`"),
-        ("optimizer.kind=sgd", "`adamw`"),
+        ("model.mixer=convolution", "attention` or `bk"),
+        ("model.mlp=relu", "swiglu"),
+        ("model.residual=none", "plain"),
+        ("optimizer.kind=sgd", "adamw"),
     ] {
         let (key, value) = set.split_once('=').unwrap();
         let line = error(TEXT, &[set]);
-        let expected = format!("--set {set}: {key}: unknown variant `{value}`, expected {known}");
+        let expected = format!("--set {set}: {key}: unknown variant `{value}`, expected `{known}`");
         assert_eq!(line, expected);
     }
+}
+
+#[test]
+fn mixers_are_one_or_several_by_turns() {
+    let (attention, bk) = (MixerKind::Attention, MixerKind::Bk);
+    assert_eq!(with(&[]).expect("valid").model.mixer, attention.into());
+    for (set, by_turns, of_six, written) in [
+        ("bk", vec![bk], [bk; 6], "mixer = \"bk\"\n"),
+        ("'attention'", vec![attention], [attention; 6], "mixer = \"attention\"\n"),
+        ("['bk']", vec![bk], [bk; 6], "mixer = \"bk\"\n"),
+        (
+            "[\"bk\", \"bk\", \"attention\"]",
+            vec![bk, bk, attention],
+            [bk, bk, attention, bk, bk, attention],
+            "mixer = [\"bk\", \"bk\", \"attention\"]\n",
+        ),
+    ] {
+        let config = with(&[&format!("model.mixer={set}"), "model.bk_channels=7"]).expect(set);
+        assert_eq!(config.model.mixer, Mixers::new(by_turns), "{set}");
+        assert!(config.model.mixers().eq(of_six), "{set}");
+        let text = to_toml(&config).expect("writable");
+        assert!(text.contains(written) && text.contains("bk_channels = 7\n"), "{text}");
+        assert_eq!(parse(&text, "written", &[]).expect(&text), config, "{text}");
+    }
+    // A file of an earlier version has no such key, and its copy has none either.
+    let text = to_toml(&with(&[]).expect("valid")).expect("writable");
+    assert!(!text.contains("bk_channels") && text.contains("mixer = \"attention\"\n"), "{text}");
+
+    let line = error(TEXT, &["model.mixer=['bk', 'conv']"]);
+    assert!(line.contains("model.mixer: unknown variant `conv`, expected `attention`"), "{line}");
+    let line = error(TEXT, &["model.mixer=3"]);
+    assert_eq!(
+        line,
+        "--set model.mixer=3: model.mixer: invalid type: integer `3`, expected a mixer such as \
+         \"attention\", or an array of them"
+    );
+    let line = error(TEXT, &["model.mixer=[]"]);
+    assert_eq!(line, "--set model.mixer=[]: model.mixer is [], must name at least one mixer");
+}
+
+#[test]
+fn the_files_that_come_with_the_program_are_valid() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let mut count = 0;
+    for file in std::fs::read_dir(folder).expect("a folder") {
+        let path = file.expect("a file").path();
+        let config = load(&path, &[]).expect("valid");
+        let name = path.file_stem().and_then(|name| name.to_str());
+        assert_eq!(config.train.out.to_str(), name.map(|name| format!("runs/{name}")).as_deref());
+        count += 1;
+    }
+    assert!(count > 2, "{count}");
 }
 
 #[test]
