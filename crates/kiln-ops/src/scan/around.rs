@@ -126,7 +126,11 @@ struct Block {
 #[cube]
 fn block(cut: &Cut, #[comptime] plan: Plan) -> Block {
     let at = CUBE_POS * comptime!(plan.row.rows as usize) + UNIT_POS_Y as usize;
-    let part = min(at, cut.parts - 1);
+    let mut part = min(at, cut.parts - 1);
+    if comptime!(plan.carried) {
+        // From the last to the first: what the totals were made of last is in the cache still.
+        part = cut.parts - 1 - part;
+    }
     let sequence = part / cut.blocks;
     let start = (part - sequence * cut.blocks) * comptime!(plan.tile());
     let span = Span {

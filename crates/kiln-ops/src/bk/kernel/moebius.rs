@@ -133,7 +133,15 @@ pub(super) fn product(sites: &Sites) -> Array<f32> {
         #[unroll]
         for e in 0..PLAIN_STEPS {
             let at = comptime!(first + e);
-            step(&mut tried, alpha(sites, at), sites.beta[at]);
+            if comptime!(at == 0) {
+                // The first step itself.
+                set(&mut tried, 0usize, alpha(sites, at));
+                tried[2] = -1.0f32;
+                tried[4] = sites.beta[at];
+                tried[6] = 0.0f32;
+            } else {
+                step(&mut tried, alpha(sites, at), sites.beta[at]);
+            }
         }
         let length = matrix_size(&tried);
         scale_all(&mut tried, unit_of(length));
