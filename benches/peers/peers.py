@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import math
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,8 @@ ROTATED = 1e9
 SETS = 4096
 BURST_MS = 30.0
 CALLS = 500
+# Milliseconds that going through all sets of inputs may take. A call slow enough for more gains nothing from a cache.
+LONGEST_MS = 3000.0
 PAUSE = 0.05
 SEED = 7
 
@@ -58,6 +61,12 @@ class Peer:
     prepare_cotangents: typing.Callable = lambda *cotangents: cotangents
     # It writes over its inputs: they are made good before each burst, which goes through them once.
     writes: bool = False
+    # Whether to try to record it: where that fails inside a library, the stream may be of no more use.
+    records: bool = True
+    # Instead of `run`, for a library that launches on a stream of its own, which cannot be recorded. Of all sets of
+    # inputs it makes a function that goes through them once and returns when that is done: in as few launches as it
+    # can, as the host's time for them counts.
+    through: typing.Optional[typing.Callable] = None
 
 
 def torches(function, suffix=""):
@@ -190,6 +199,10 @@ def repeat(call, calls):
         call.run(turn)
 
 
+def one_by_one(call, calls):
+    return lambda: repeat(call, calls), False
+
+
 def record(call, calls, pool):
     """The calls as one CUDA graph: what the device needs for them, without the host's time between one launch
     and the next. What cannot be recorded is launched one by one. Returns what runs them, and which of the two."""
@@ -203,7 +216,7 @@ def record(call, calls, pool):
         raise
     except RuntimeError as error:
         print(f"not recorded: {error}")
-        return lambda: repeat(call, calls), False
+        return one_by_one(call, calls)
 
 
 def burst(run, before=None):
@@ -238,15 +251,24 @@ def time_together(peers, which, sets, cotangents, rounds):
     pool = torch.cuda.graph_pool_handle()
     for name, peer in peers.items():
         try:
+            if peer.through:
+                run = peer.through(sets)
+                run()
+                times = math.ceil(BURST_MS / max(1e-3, burst(run)))
+                # Its memory is not PyTorch's to count.
+                rows[name] = {"recorded": False, "peak_mib": None}
+                runs.append((run, len(sets), times, Call(run), []))
+                continue
             call = make(peer, which, sets, cotangents)
             repeat(call, 3)
             peak = peak_mib(call)
             few = burst(lambda: repeat(call, 3)) / 3
             # A burst that went through a part of the sets would find that part in the cache.
             length = max(len(sets), min(CALLS, int(BURST_MS / max(1e-4, few))))
+            length = max(1, min(length, int(LONGEST_MS / max(1e-4, few))))
             length = len(sets) if call.restore else length
             # What is recorded reads the inputs and graphs of `call`, which have to stay.
-            run, recorded = record(call, length, pool)
+            run, recorded = record(call, length, pool) if peer.records else one_by_one(call, length)
             # Recorded calls are repeated to fill a burst, unless they write over their inputs.
             times = 1 if call.restore or not recorded else math.ceil(BURST_MS / max(1e-3, burst(run)))
         except torch.OutOfMemoryError:
@@ -322,7 +344,7 @@ class Watch:
 
 def versions():
     found = {"torch": torch.__version__}
-    for name in ("triton", "liger-kernel", "flash-attn-4"):
+    for name in ("triton", "liger-kernel", "flash-attn-4", "jax", "nvidia-cusparse"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -345,13 +367,15 @@ def measure(ops, args):
             if args.only not in (None, which):
                 continue
             torch._dynamo.reset()
-            count = max(1, min(SETS, math.ceil(ROTATED / max(1.0, nbytes))))
-            sets, cotangents = case.data(args.data, count)
             found = {
                 name: peer
                 for name, peer in ops[case.op](case).items()
                 if which in peer.passes and name in (args.implementations or [name])
             }
+            if not found:
+                continue
+            count = max(1, min(SETS, math.ceil(ROTATED / max(1.0, nbytes))))
+            sets, cotangents = case.data(args.data, count)
             measured = time_together(found, which, sets, cotangents, args.rounds)
             for name, row in measured.items():
                 rates = f"{nbytes / row['us'] / 1e3:.0f} GB/s, {flops / row['us'] / 1e6:.0f} TFLOP/s"
@@ -362,15 +386,18 @@ def measure(ops, args):
             torch.cuda.empty_cache()
 
 
-def main(ops):
-    """Runs a peer bench: of each operator, `of(case)` returns {name: Peer}."""
+def main(ops, dtype="bf16"):
+    """Runs a peer bench: of each operator, `of(case)` returns {name: Peer}. `dtype` is what it is timed in if
+    nothing is said."""
+    # A run that is stopped keeps what was timed: this ends it as an error does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
-    parser.add_argument("--shapes", choices=("small", "train", "large", "thin"), default="train")
+    parser.add_argument("--shapes", choices=("small", "train", "large", "thin", "lengths"), default="train")
     parser.add_argument("--case", action="append", metavar="SHAPE", help="this shape alone")
     parser.add_argument("--pass", dest="only", choices=PASSES, help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--dtype", choices=DTYPES, default=dtype)
     parser.add_argument("--data", metavar="FOLDER", help="read the files of `kiln bench --data FOLDER`")
     parser.add_argument(
         "--implementations", nargs="+", metavar="NAME", help="these alone: max-autotune is slow"

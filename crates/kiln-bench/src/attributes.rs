@@ -113,7 +113,7 @@ impl Attribute {
                 .map(Some)
                 .ok_or_else(|| format!("a number above {least}")),
             Kind::Optional | Kind::OptionalAbove(_) | Kind::OptionalInteger(_)
-                if text == self.default =>
+                if text == self.default || text == "none" =>
             {
                 Ok(None)
             }

@@ -206,11 +206,13 @@ pub enum Scale {
     Large,
     /// Products of a large operand and a thin one: decoding, and weights of few columns.
     Thin,
+    /// Rows of 2¹⁰ to 2²⁰ elements: how the cost of a scan grows.
+    Lengths,
 }
 
 impl Scale {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Small, Self::Train, Self::Large, Self::Thin];
+    pub const ALL: [Self; 5] = [Self::Small, Self::Train, Self::Large, Self::Thin, Self::Lengths];
 }
 
 /// An operator.

@@ -113,6 +113,9 @@ fn trains_resumes_and_generates() {
     let range =
         error(place, &["generate", "--run", "runs/test", "--device", "cpu", "--top-p", "2"]);
     assert!(range.contains("top_p is 2, must be above 0 and at most 1"), "{range}");
+    let negative = ["generate", "--run", "runs/test", "--device", "cpu", "--temperature", "-1"];
+    let negative = error(place, &negative);
+    assert!(negative.contains("temperature is -1, must be 0 or more and finite"), "{negative}");
 }
 
 #[test]

@@ -53,7 +53,8 @@ impl KvCache {
         let fits =
             |held: &attention::KvCache| !held.is_empty() || held.fits(shape, qkv.dtype(), &device);
         if !self.held.as_ref().is_some_and(fits) {
-            self.held = Some(attention::KvCache::new(shape, qkv.dtype(), &device));
+            let new = attention::KvCache::new(shape, qkv.dtype(), &device);
+            self.held = Some(new.unwrap_or_else(|error| panic!("{error}")));
         }
         self.held.as_mut().expect("it is there")
     }

@@ -28,14 +28,27 @@ impl Check {
         t: &Tensor<D>,
     ) -> Result<DType, OpError> {
         match t.dtype() {
-            dtype @ (DType::F32 | DType::BF16 | DType::F16) => Ok(dtype),
-            found => Err(OpError::DType {
-                op: self.0,
-                tensor,
-                found,
-                expected: "F32, BF16 or F16".into(),
-            }),
+            // Every device has it.
+            DType::F32 => Ok(DType::F32),
+            dtype => self.float_on(tensor, dtype, &t.device()),
         }
+    }
+
+    /// f32, bf16 or f16, as far as the device has them: else a kernel would fail late.
+    pub(crate) fn float_on(
+        self,
+        tensor: &'static str,
+        found: DType,
+        device: &Device,
+    ) -> Result<DType, OpError> {
+        let expected = match found {
+            DType::F32 | DType::BF16 | DType::F16 if device.supports_dtype(found) => {
+                return Ok(found);
+            }
+            DType::F32 | DType::BF16 | DType::F16 => "an element type that the device has",
+            _ => "F32, BF16 or F16",
+        };
+        Err(OpError::DType { op: self.0, tensor, found, expected: expected.into() })
     }
 
     /// Of one of these element types.

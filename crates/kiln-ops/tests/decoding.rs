@@ -179,7 +179,8 @@ fn a_cache_is_filled_in_place() {
                 let (qkv, _) =
                     tensor(&numbers(shape.iter().product(), 5, 0.1), shape, dtype, &device);
                 let whole = attention_qkv(qkv.clone(), heads, kv_heads, None, options).unwrap();
-                let mut cache = KvCache::new([batch, kv_heads, capacity, width], dtype, &device);
+                let mut cache =
+                    KvCache::new([batch, kv_heads, capacity, width], dtype, &device).unwrap();
                 assert!(cache.filled().is_none());
                 let mut copy = None;
                 // A prompt longer than what decodes, tokens one by one, and a few together.
@@ -218,7 +219,17 @@ fn a_cache_is_filled_in_place() {
 fn what_does_not_fit_a_cache_is_named() {
     let _alone = alone();
     let device = devices().remove(0);
-    let mut cache = KvCache::new([1, 2, 3, 4], DType::F32, &device);
+    let new = |shape, dtype| KvCache::new(shape, dtype, &device).map_err(|e| e.to_string());
+    assert_eq!(
+        new([1, 2, 3, 4], DType::I32).unwrap_err(),
+        "attention: `cache` is I32, expected F32, BF16 or F16"
+    );
+    let impossible = new([usize::MAX, 2, 3, 4], DType::F32).unwrap_err();
+    assert!(
+        impossible.ends_with("expected [B, Hkv, capacity, D], each at least 1"),
+        "{impossible}"
+    );
+    let mut cache = new([1, 2, 3, 4], DType::F32).unwrap();
     let mut call = |shape, heads| {
         let qkv = Tensor::<3>::ones(shape, &device);
         attention_cached(qkv, heads, &mut cache, AttentionOptions::default())

@@ -105,6 +105,18 @@ impl Cells {
     }
 }
 
+/// Whether the runs can be compared at all.
+pub(super) fn of_one_gpu(runs: &[Run]) -> Result<(), String> {
+    let first = runs.first().ok_or("there is no run to compare")?;
+    match runs.iter().find(|run| run.gpu != first.gpu) {
+        Some(Run { gpu: other, .. }) => {
+            let first = &first.gpu;
+            Err(format!("runs of different GPUs cannot be compared: {first} and {other}"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// One table of the rows of all runs; ratios are to the first column.
 ///
 /// # Errors
@@ -112,11 +124,7 @@ impl Cells {
 /// One line if the runs are of different GPUs, count the work of a pass differently, or have not what is
 /// selected.
 pub fn compare(runs: &[Run], selection: &Selection, markdown: bool) -> Result<String, String> {
-    let first = runs.first().ok_or("there is no run to compare")?;
-    if let Some(other) = runs.iter().find(|run| run.gpu != first.gpu) {
-        let (first, other) = (&first.gpu, &other.gpu);
-        return Err(format!("runs of different GPUs cannot be compared: {first} and {other}"));
-    }
+    of_one_gpu(runs)?;
     let mut cells = Cells::of(runs)?;
     cells.select(selection)?;
     let kinds = Kinds::of(cells.keys.iter().flat_map(|key| cells.row(key)).flatten());

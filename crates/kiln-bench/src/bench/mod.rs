@@ -13,6 +13,7 @@ mod compare;
 mod data;
 mod launches;
 mod pages;
+mod picture;
 #[cfg(feature = "cube")]
 mod pull;
 mod run;
@@ -29,6 +30,7 @@ pub use ceilings::Ceilings;
 pub use compare::{Filter, Selection, compare};
 pub use data::{Numbers, Part};
 pub use pages::rewrite;
+pub use picture::picture;
 pub use run::{Pass, Row, Run};
 #[cfg(feature = "cube")]
 pub(crate) use table::microseconds;

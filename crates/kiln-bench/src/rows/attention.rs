@@ -265,7 +265,7 @@ impl Operator for Row {
                 .chain([[32, 12, 1024, 64], [4, 16, 16384, 128]])
                 .map(case)
                 .collect(),
-            Scale::Thin => vec![],
+            Scale::Thin | Scale::Lengths => vec![],
         }
     }
 

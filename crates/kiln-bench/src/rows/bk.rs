@@ -192,18 +192,19 @@ impl Operator for Row {
         let case = |[rows, length]: [usize; 2]| {
             Case::new([&[rows, length], &[rows, length - 1], &[rows, length - 1], &[1, 2]])
         };
-        let sizes: &[[usize; 2]] = match scale {
-            Scale::Small => &[[16, 256]],
-            Scale::Train => &[[16, 4096]],
-            Scale::Large => &[[256, 4096], [64, 131_072]],
-            Scale::Thin => &[],
+        let sizes = match scale {
+            Scale::Small => vec![[16, 256]],
+            Scale::Train => vec![[16, 4096]],
+            Scale::Large => vec![[256, 4096], [64, 131_072]],
+            Scale::Thin => vec![],
+            Scale::Lengths => (10..=20).map(|power| [16, 1 << power]).collect(),
         };
-        sizes.iter().copied().map(case).collect()
+        sizes.into_iter().map(case).collect()
     }
 
     fn times_reference(&self, case: &Case) -> bool {
         // A dozen products of all matrices for each doubling.
-        case.shapes[0][1] <= 1024
+        case.shapes[0][1] < 1024
     }
 
     fn work(&self, case: &Case, _dtype: DType) -> (Work, Work) {

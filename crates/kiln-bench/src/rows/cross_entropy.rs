@@ -111,7 +111,7 @@ impl Operator for Row {
             Scale::Small => [2048, 256],
             Scale::Train => [8192, 50_304],
             Scale::Large => [32_768, 50_304],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         vec![Case::new([&[m, v], &[m]])]
     }

@@ -120,7 +120,7 @@ impl Operator for Row {
             // The matrices of a 124M model, as Newton-Schulz has them.
             Scale::Train => &[&[768, 768], &[768, 3072], &[24, 768, 768], &[24, 768, 3072]],
             Scale::Large => &[&[2048, 2048], &[4096, 4096], &[8192, 8192]],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         shapes.iter().map(|shape| Case::new([shape])).collect()
     }

@@ -109,7 +109,7 @@ impl Operator for Row {
             Scale::Small => [2048, 128, 256],
             Scale::Train => [8192, 768, 50_304],
             Scale::Large => [32_768, 768, 50_304],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         vec![Case::new([&[m, d], &[d, v], &[m]])]
     }

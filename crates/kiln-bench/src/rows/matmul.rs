@@ -240,6 +240,7 @@ impl Operator for Row {
                 [8192, 768, 50_304],
             ],
             Scale::Large => &[[2048; 3], [4096; 3], [8192; 3]],
+            Scale::Lengths => &[],
             Scale::Thin => match (self.a, self.b) {
                 // Decoding, and a weight of few columns as hyper-connections have it.
                 (false, false) => &THIN,

@@ -111,7 +111,7 @@ impl Operator for Row {
             Scale::Small => &[[2048, 128], [4096, 384]],
             Scale::Train => &TRAIN,
             Scale::Large => &LARGE,
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         sizes.iter().map(|[m, d]| Case::new([&[*m, *d], &[*d]])).collect()
     }

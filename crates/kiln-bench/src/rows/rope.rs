@@ -160,7 +160,7 @@ impl Operator for Row {
             Scale::Small => &[[16, 4, 128, 32]],
             Scale::Train => &[[32, 12, 1024, 64]],
             Scale::Large => &[[8, 40, 2048, 128]],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         sizes.iter().map(|shape| Case::new([shape])).collect()
     }

@@ -80,7 +80,7 @@ impl Operator for Row {
             Scale::Small => [2048, 384],
             Scale::Train => [32_768, 2048],
             Scale::Large => [8192, 32_768],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         vec![Case::new([&shape, &shape])]
     }

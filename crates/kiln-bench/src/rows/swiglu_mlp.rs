@@ -114,7 +114,7 @@ impl Operator for Row {
             Scale::Small => [2048, 128, 384],
             Scale::Train => [32_768, 768, 2048],
             Scale::Large => [65_536, 768, 2048],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         vec![Case::new([&[m, d], &[d, f], &[d, f], &[f, d]])]
     }

@@ -117,7 +117,7 @@ impl Operator for Row {
             Scale::Small => &[&[128, 128], &[512, 512]],
             Scale::Train => &[&[16, 1024, 1024]],
             Scale::Large => &[&[4096, 4096], &[8192, 8192], &[16, 1024, 1024]],
-            Scale::Thin => return vec![],
+            Scale::Thin | Scale::Lengths => return vec![],
         };
         shapes.iter().map(|shape| Case::new([*shape, *shape])).collect()
     }

@@ -61,6 +61,9 @@ pub struct Args {
     /// Put runs written by --json, or by benches/peers, side by side instead of timing.
     #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["json", "policy"])]
     compare: Vec<PathBuf>,
+    /// Draw what is compared instead, as an SVG: times over the last dimension of the first input.
+    #[arg(long, requires = "compare", value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Make the tables of these Markdown pages, or of those in these folders, from the run files that they
     /// name instead of timing.
     #[arg(long, num_args = 1.., value_name = "PAGE", conflicts_with_all = ["json", "policy", "compare", "ladder"])]
@@ -79,6 +82,7 @@ enum Shapes {
     Train,
     Large,
     Thin,
+    Lengths,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -92,6 +96,10 @@ enum OnePass {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.compare.is_empty() {
         let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
+        if let Some(path) = &args.svg {
+            write(path, &bench::picture(&runs?).map_err(|e| anyhow!(e))?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let compared = bench::compare(&runs?, &Selection::default(), args.markdown);
         println!("{}", compared.map_err(|e| anyhow!(e))?);
         return Ok(ExitCode::SUCCESS);
@@ -114,6 +122,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Shapes::Train => Scale::Train,
         Shapes::Large => Scale::Large,
         Shapes::Thin => Scale::Thin,
+        Shapes::Lengths => Scale::Lengths,
     };
     if ops.iter().all(|op| op.shapes(scale).is_empty()) {
         let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");

@@ -24,13 +24,13 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     tokens: Option<usize>,
     /// Divides the logits; 0 takes the most likely token.
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Keep only this many of the most likely tokens; 0 keeps all.
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
     /// Keep the smallest set of tokens whose probability reaches this share.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Seed of the text; the clock if not given.
     #[arg(long)]

@@ -153,7 +153,7 @@ pub fn attention_qkv(
     let expected = format!("a multiple of `kv_heads` = {kv_heads}, both at least 1");
     check.number("heads", heads as f64, groups, &expected)?;
     let [batch, length, all] = qkv.dims();
-    let total = heads + 2 * kv_heads;
+    let total = kv_heads.saturating_mul(2).saturating_add(heads);
     let ok = length > 0 && all > 0 && all.is_multiple_of(total);
     let expected = format!("[B, T, {total}·D] with T, D at least 1");
     check.shape("qkv", &qkv.dims(), ok, expected)?;

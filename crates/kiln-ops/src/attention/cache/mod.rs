@@ -25,10 +25,19 @@ pub struct KvCache {
 
 impl KvCache {
     /// Memory for `[B, Hkv, capacity, D]` of `dtype`, f32, bf16 or f16, nothing of it filled.
-    pub fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] if a dimension is 0 or no memory could have that shape, and on an element type that is none of
+    /// these or that the device does not have.
+    pub fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Result<Self, OpError> {
         let device = device.clone().inner();
+        Check(OP).float_on("cache", dtype, &device)?;
+        let bytes = shape.iter().try_fold(dtype.size(), |bytes, dim| bytes.checked_mul(*dim));
+        let ok = bytes.is_some_and(|bytes| bytes > 0 && bytes <= isize::MAX as usize);
+        Check(OP).shape("cache", &shape, ok, "[B, Hkv, capacity, D], each at least 1")?;
         let zeros = || Tensor::zeros(shape, (&device, dtype));
-        Self { held: Some([zeros(), zeros()]), shape, len: 0 }
+        Ok(Self { held: Some([zeros(), zeros()]), shape, len: 0 })
     }
 
     /// Number of positions filled.
@@ -92,7 +101,7 @@ pub fn attention_cached(
     let expected = format!("a multiple of the cache's {kv_heads} KV heads, both at least 1");
     check.number("heads", heads as f64, groups, &expected)?;
     let [_, length, _] = qkv.dims();
-    let all = (heads + 2 * kv_heads) * width;
+    let all = heads.saturating_add(2 * kv_heads).saturating_mul(width);
     let ok = qkv.dims() == [batch, length, all] && length > 0;
     let expected = format!("[{batch}, T, {all}] for {heads} heads and the cache, T at least 1");
     check.shape("qkv", &qkv.dims(), ok, expected)?;
