@@ -392,6 +392,7 @@ def main(ops, dtype="bf16"):
     # A run that is stopped keeps what was timed: this ends it as an error does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=f"Times {', '.join(ops)} in PyTorch and others.")
+    parser.add_argument("ops", nargs="*", metavar="OP", help=f"these alone, of {', '.join(ops)}")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=("small", "train", "large", "thin", "lengths"), default="train")
     parser.add_argument("--case", action="append", metavar="SHAPE", help="this shape alone")
@@ -403,6 +404,10 @@ def main(ops, dtype="bf16"):
         "--implementations", nargs="+", metavar="NAME", help="these alone: max-autotune is slow"
     )
     args = parser.parse_args()
+    for op in args.ops:
+        if op not in ops:
+            parser.error(f"{op}: expected one of {', '.join(ops)}")
+    ops = {op: ops[op] for op in args.ops or ops}
     # As Kiln's own f32 products are: exact.
     torch.backends.cuda.matmul.allow_tf32 = False
     run = {

@@ -3,7 +3,7 @@
 use super::table::{Kinds, empty, rate};
 use super::{Pass, Row, Run};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What makes rows of different implementations one row of a comparison.
 type Key = (String, Pass, String, String);
@@ -15,6 +15,8 @@ pub struct Selection {
     pub rows: Vec<Filter>,
     /// Implementations, in this order; all if there is none.
     pub columns: Vec<String>,
+    /// What all runs were made on and with in one line, instead of a line for each run with its command.
+    pub brief: bool,
 }
 
 /// Rows of which what is given is this.
@@ -155,10 +157,26 @@ pub fn compare(runs: &[Run], selection: &Selection, markdown: bool) -> Result<St
     let mut text = table.to_string() + gap;
     text += "\n× is the time over that of the first column.";
     text += kinds.footnote();
-    for run in runs {
-        text += &format!("\n{}", run.conditions());
+    if selection.brief {
+        text += &format!("\n{}", brief_conditions(runs));
+    } else {
+        for run in runs {
+            text += &format!("\n{}", run.conditions());
+        }
     }
     Ok(text)
+}
+
+/// The GPU, the days and the versions of runs of one GPU.
+fn brief_conditions(runs: &[Run]) -> String {
+    let days: BTreeSet<&str> = runs.iter().map(|run| run.date.as_str()).collect();
+    let days: BTreeSet<&str> = [days.first(), days.last()].into_iter().flatten().copied().collect();
+    let days: Vec<&str> = days.into_iter().collect();
+    let versions = runs.iter().flat_map(|run| &run.versions);
+    let versions: BTreeSet<String> =
+        versions.map(|(name, version)| format!(", {name} {version}")).collect();
+    let versions: String = versions.into_iter().collect();
+    format!("{}, {}{versions}", runs[0].gpu, days.join(" to "))
 }
 
 #[cfg(test)]
@@ -193,7 +211,8 @@ mod tests {
         assert!(text.contains("\n† Launched call by call"), "{text}");
 
         let forward = Filter { pass: Some(Pass::Forward), ..Filter::default() };
-        let selection = Selection { rows: vec![forward], columns: vec!["torch".into()] };
+        let columns = vec!["torch".into()];
+        let selection = Selection { rows: vec![forward], columns, ..Selection::default() };
         let text = compare(&runs, &selection, true).unwrap();
         assert!(
             !text.contains('†') && !text.contains("fused") && !text.contains("+backward"),
@@ -206,6 +225,20 @@ mod tests {
         let none = Filter { op: Some("rope".into()), ..Filter::default() };
         let wrong = Selection { rows: vec![none], ..Selection::default() };
         assert!(compare(&runs, &wrong, true).unwrap_err().contains("rope"));
+    }
+
+    #[test]
+    fn conditions_of_many_runs_fit_in_a_line() {
+        let mut peers = run("NVIDIA H200", vec![row("torch", Pass::Forward, true)]);
+        peers.date = "2030-01-02".into();
+        peers.versions.insert("torch".into(), "3.0".into());
+        let runs = [run("NVIDIA H200", vec![row("fused", Pass::Forward, true)]), peers];
+        let brief = Selection { brief: true, ..Selection::default() };
+        let text = compare(&runs, &brief, true).unwrap();
+        let line = format!("NVIDIA H200, {} to 2030-01-02, burn 1.2.3, torch 3.0", runs[0].date);
+        assert_eq!(text.lines().last().unwrap(), line);
+        let one = compare(&runs[..1], &brief, true).unwrap();
+        assert_eq!(one.lines().last().unwrap(), format!("NVIDIA H200, {}, burn 1.2.3", runs[0].date));
     }
 
     #[test]

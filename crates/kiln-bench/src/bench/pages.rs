@@ -25,6 +25,8 @@ struct Comment {
     columns: Vec<String>,
     #[serde(default)]
     rows: Vec<Filter>,
+    #[serde(default)]
+    brief: bool,
 }
 
 /// The page with its tables made anew from the files that they name, which `read` opens. What stands in a
@@ -61,7 +63,8 @@ pub fn rewrite(page: &str, read: &dyn Fn(&str) -> Result<Run, String>) -> Result
             toml::from_str(&comment).map_err(|e| wrong(&one_line(&e.to_string())))?;
         let runs: Vec<Run> =
             comment.files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
-        let selection = Selection { rows: comment.rows, columns: comment.columns };
+        let selection =
+            Selection { rows: comment.rows, columns: comment.columns, brief: comment.brief };
         let table = compare(&runs, &selection, true).map_err(|e| wrong(&e))?;
         made += &format!("\n{table}\n\n{end}");
     }

@@ -80,6 +80,8 @@ pub struct Backward<B: Backend> {
     pub y: FloatTensor<B>,
     /// The log-sum-exp of each query's scores.
     pub lse: FloatTensor<B>,
+    /// Which of dq, dk and dv are wanted; of packed inputs all or none.
+    pub wanted: [bool; 3],
 }
 
 /// Attention, differentiable.
@@ -102,9 +104,12 @@ pub trait AttentionOps: Backend {
 /// Its gradients; not differentiable again.
 #[backend_extension(Cube, Fusion)]
 pub trait AttentionGradOps: Backend {
-    /// dq, dk and dv; of packed inputs all in the first.
+    /// dq, dk and dv where they are wanted; of packed inputs all in the first.
     #[fusion(meta = |of| match &of.call.of {
-        HeadsMetadata::Separate(q, k, v) => (maybe(true, q), maybe(true, k), maybe(true, v)),
+        HeadsMetadata::Separate(q, k, v) => {
+            let [dq, dk, dv] = of.wanted;
+            (maybe(dq, q), maybe(dk, k), maybe(dv, v))
+        }
         HeadsMetadata::Packed(qkv) => (maybe(true, qkv), maybe(false, qkv), maybe(false, qkv)),
     })]
     fn attend_backward(
@@ -234,15 +239,18 @@ impl AttentionOps for CubeBackend {
 
 impl AttentionGradOps for CubeBackend {
     fn attend_backward(of: Backward<Self>) -> (Maybe<Self>, Maybe<Self>, Maybe<Self>) {
-        let Backward { dy, call, y, lse } = of;
+        let Backward { dy, call, y, lse, wanted } = of;
+        let given = |[dq, dk, dv]: [CubeTensor; 3]| {
+            let given = |i: usize, gradient: CubeTensor| Maybe::from(wanted[i].then_some(gradient));
+            (given(0, dq), given(1, dk), given(2, dv))
+        };
         let sizes = call.sizes();
         let gradients = match &call.of {
             Heads::Separate(q, k, v) => {
                 // Without queries nobody writes the gradients of the keys.
                 let zeros = |x: &CubeTensor| launch::zeros(x, x.meta.shape().clone(), x.dtype);
                 if y.meta.num_elements() == 0 {
-                    let [dq, dk, dv] = [q, k, v].map(zeros).map(Maybe::Some);
-                    return (dq, dk, dv);
+                    return given([q, k, v].map(zeros));
                 }
                 [(q, "grad.q"), (k, "grad.k"), (v, "grad.v")].map(|(x, name)| output(x, name))
             }
@@ -274,11 +282,11 @@ impl AttentionGradOps for CubeBackend {
         delta(&dy, &y, &sizes, &rowsums);
         let lse = into_contiguous(lse);
         let (dy, lse, delta) = (&dy, &lse, &rowsums);
-        backward(&problem, &problem::Backward { dy, lse, delta, dq: &dq, dk: &dk, dv: &dv });
-        let [dq, dk, dv] = gradients.map(Maybe::Some);
+        let [dq, dk, dv] = [&dq, &dk, &dv];
+        backward(&problem, &problem::Backward { dy, lse, delta, dq, dk, dv, wanted });
         match packed {
-            true => (dq, Maybe::None, Maybe::None),
-            false => (dq, dk, dv),
+            true => (Maybe::Some(gradients.into_iter().next().unwrap()), Maybe::None, Maybe::None),
+            false => given(gradients),
         }
     }
 }
@@ -298,7 +306,7 @@ impl<B: AttentionOps + AttentionGradOps, C: CheckpointStrategy> AttentionOps for
                     let (y, lse) = B::attend(call, wanted.contains(&true));
                     (y.clone(), move |dy, [q, k, v]| {
                         let (call, lse) = (with(Heads::Separate(q, k, v)), lse.expect(KEPT));
-                        B::attend_backward(Backward { dy, call, y, lse }).into()
+                        B::attend_backward(Backward { dy, call, y, lse, wanted }).into()
                     })
                 })
             }
@@ -306,7 +314,7 @@ impl<B: AttentionOps + AttentionGradOps, C: CheckpointStrategy> AttentionOps for
                 let (y, lse) = B::attend(with(Heads::Packed(qkv)), wanted);
                 (y.clone(), move |dy, [qkv]| {
                     let (call, lse) = (with(Heads::Packed(qkv)), lse.expect(KEPT));
-                    [B::attend_backward(Backward { dy, call, y, lse }).0]
+                    [B::attend_backward(Backward { dy, call, y, lse, wanted: [true; 3] }).0]
                 })
             }),
         };
@@ -362,7 +370,8 @@ pub fn backward(
 ) -> [Tensor<4>; 3] {
     let (dy, y, lse) = (dy.into_dispatch(), y.into_dispatch(), lse.into_dispatch());
     let call = separate(of, documents, options);
-    let gradients: [_; 3] = Dispatch::attend_backward(Backward { dy, call, y, lse }).into();
+    let of = Backward { dy, call, y, lse, wanted: [true; 3] };
+    let gradients: [_; 3] = Dispatch::attend_backward(of).into();
     gradients.map(Maybe::tensor)
 }
 

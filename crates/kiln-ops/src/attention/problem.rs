@@ -75,6 +75,20 @@ pub(crate) struct Backward<'a> {
     pub(crate) dq: &'a HeadsView,
     pub(crate) dk: &'a HeadsView,
     pub(crate) dv: &'a HeadsView,
+    /// Which of dq, dk and dv somebody wants; the others may be written.
+    pub(crate) wanted: [bool; 3],
+}
+
+impl Backward<'_> {
+    /// Whether dq is wanted.
+    pub(crate) fn of_queries(&self) -> bool {
+        self.wanted[0]
+    }
+
+    /// Whether dk or dv is wanted.
+    pub(crate) fn of_keys(&self) -> bool {
+        self.wanted[1] || self.wanted[2]
+    }
 }
 
 impl HeadsView {

@@ -153,5 +153,5 @@ fn gradients(
     };
     let (dy, y) = (y(), y());
     let lse = tensor(client, [batch, heads, length], DType::F32);
-    Backward { dy, call, y, lse }
+    Backward { dy, call, y, lse, wanted: [true; 3] }
 }

@@ -33,9 +33,12 @@ impl KvCache {
     pub fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Result<Self, OpError> {
         let device = device.clone().inner();
         Check(OP).float_on("cache", dtype, &device)?;
-        let bytes = shape.iter().try_fold(dtype.size(), |bytes, dim| bytes.checked_mul(*dim));
-        let ok = bytes.is_some_and(|bytes| bytes > 0 && bytes <= isize::MAX as usize);
-        Check(OP).shape("cache", &shape, ok, "[B, Hkv, capacity, D], each at least 1")?;
+        let some = !shape.contains(&0);
+        Check(OP).shape("cache", &shape, some, "[B, Hkv, capacity, D], each at least 1")?;
+        // Keys and values.
+        let bytes = shape.iter().try_fold(2 * dtype.size(), |bytes, dim| bytes.checked_mul(*dim));
+        let fits = bytes.is_some_and(|bytes| bytes <= isize::MAX as usize);
+        Check(OP).shape("cache", &shape, fits, "[B, Hkv, capacity, D] that fits into memory")?;
         let zeros = || Tensor::zeros(shape, (&device, dtype));
         Ok(Self { held: Some([zeros(), zeros()]), shape, len: 0 })
     }

@@ -115,10 +115,14 @@ pub(crate) fn forward(problem: &Problem, o: &HeadsView, lse: Option<&CubeTensor>
     }
 }
 
-/// Writes dq, dk, dv, all of every row.
+/// Writes dq, dk, dv where they are wanted, all of every row.
 pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
-    of_queries(problem, with);
-    of_keys(problem, with);
+    if with.of_queries() {
+        of_queries(problem, with);
+    }
+    if with.of_keys() {
+        of_keys(problem, with);
+    }
 }
 
 /// Writes dq.

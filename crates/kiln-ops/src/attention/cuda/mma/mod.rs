@@ -123,10 +123,14 @@ fn forward_by(plan: Plan, problem: &Problem, o: &HeadsView, lse: Option<&CubeTen
     }
 }
 
-/// Writes dq, dk, dv, all of every row. Bits repeat.
+/// Writes dq, dk, dv where they are wanted, all of every row. Bits repeat.
 pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
-    queries_by(planned(Pass::Queries, problem), problem, with);
-    keys_by(planned(Pass::Keys, problem), problem, with);
+    if with.of_queries() {
+        queries_by(planned(Pass::Queries, problem), problem, with);
+    }
+    if with.of_keys() {
+        keys_by(planned(Pass::Keys, problem), problem, with);
+    }
 }
 
 fn gradient(plan: Plan, problem: &Problem) -> Gradient {

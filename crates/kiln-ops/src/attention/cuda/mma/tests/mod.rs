@@ -295,6 +295,7 @@ fn check(like: &CubeTensor, case: &Case) -> bool {
             dq: &to[0].view,
             dk: &to[1].view,
             dv: &to[2].view,
+            wanted: [true; 3],
         };
         backward(&problem, &with);
     };

@@ -81,7 +81,7 @@ fn timing() {
         let zeros = || tensor(&like, &[b, h, t], DType::F32, &vec![0; b * h * t * 4]);
         let (lse, delta) = (zeros(), zeros());
         let [dq, dk, dv, o] = outputs.each_ref().map(|held| &held.view);
-        let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq, dk, dv };
+        let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq, dk, dv, wanted: [true; 3] };
         forward(&problem, o, Some(&lse));
         // One product, of the half that is seen.
         let product = (b * h * t * t * d) as f64;

@@ -138,7 +138,7 @@ fn check(bench: &Bench, case: &Case) -> [f64; 3] {
     let run = || {
         let outputs = outputs(bench, case);
         let [dq, dk, dv] = &outputs;
-        let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq, dk, dv };
+        let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq, dk, dv, wanted: [true; 3] };
         assert!(takes_backward(&problem, &with), "{case:?}");
         backward(&problem, &with);
         let held = outputs.each_ref().map(|view| numbers(&view.tensor));
@@ -257,7 +257,7 @@ fn times_of_the_backward() {
             let scale = case.scale;
             let problem = Problem { q, k, v, sizes, mask, scale, softcap: None, documents: None };
             forward(&problem, &o, Some(&lse));
-            let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq: &dq, dk: &dk, dv: &dv };
+            let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq: &dq, dk: &dk, dv: &dv, wanted: [true; 3] };
             let operations = 10.0 * (rows * length * width) as f64 * if causal { 0.5 } else { 1.0 };
             let seconds = burst(&dq.tensor, || backward(&problem, &with));
             eprintln!(
