@@ -9,9 +9,10 @@
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_ops::launch::audit::Audit;
-use kiln_ops::oracle::{distance, tril_matmul as oracle};
+use kiln_ops::oracle::distance;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::tril_matmul;
+use kiln_ops::tril_matmul::oracle;
 use kiln_ops::{OpError, device};
 
 const N: usize = 96;

@@ -4,6 +4,7 @@ use cubecl::config::compilation::CompilationLogLevel;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use kiln_lm::config::{MixerKind, Mixers, ModelConfig};
 use kiln_lm::generate::{Sampling, generate};
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation, Policy};
 use std::fs;
 use std::ops::ControlFlow;
@@ -31,7 +32,7 @@ fn no_kernel_depends_on_the_length() {
         Ok(opened) => opened.device,
         Err(error) => return eprintln!("SKIPPED on {name}: {error}"),
     };
-    if !policy::is_cube(&device) {
+    if !device::is_cube(&device) {
         return eprintln!("SKIPPED: {name} has no kernels");
     }
     // Also where it would take the reference by itself.

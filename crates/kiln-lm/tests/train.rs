@@ -11,6 +11,7 @@ use kiln_lm::config::Precision;
 use kiln_lm::run::CheckpointStore;
 use kiln_lm::tensors::{from_safetensors, to_safetensors};
 use kiln_lm::train::{Outcome, TrainError, Trained, Trainer, Which};
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation, Policy};
 use std::fs;
 
@@ -330,7 +331,7 @@ fn kernels() -> Option<Device> {
     let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
     let opened = kiln_ops::device::open(&name);
     let opened = opened.map_err(|error| eprintln!("SKIPPED on {name}: {error}")).ok()?;
-    let found = policy::is_cube(&opened.device);
+    let found = device::is_cube(&opened.device);
     if !found {
         eprintln!("SKIPPED: {name} has no kernels");
     }

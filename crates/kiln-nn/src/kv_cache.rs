@@ -41,6 +41,7 @@ impl KvCache {
     }
 
     /// The cache for what is in `qkv`; while nothing was seen it may be of other sequences than before.
+    #[track_caller]
     pub(crate) fn of(
         &mut self,
         qkv: &Tensor<3>,
@@ -54,7 +55,10 @@ impl KvCache {
             |held: &attention::KvCache| !held.is_empty() || held.fits(shape, qkv.dtype(), &device);
         if !self.held.as_ref().is_some_and(fits) {
             let new = attention::KvCache::new(shape, qkv.dtype(), &device);
-            self.held = Some(new.unwrap_or_else(|error| panic!("{error}")));
+            match new {
+                Ok(new) => self.held = Some(new),
+                Err(error) => panic!("{error}"),
+            }
         }
         self.held.as_mut().expect("it is there")
     }

@@ -36,6 +36,7 @@ fn values<const D: usize>(t: Tensor<D>) -> Vec<f64> {
 fn close(found: &[f64], expected: &[f64], most: f64) {
     assert_eq!(found.len(), expected.len());
     let size = expected.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
+    assert!(found.iter().chain(expected).all(|v| v.is_finite()), "{found:?}, {expected:?}");
     let apart = found.iter().zip(expected).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
     assert!(apart <= most * size, "{apart:e} of {size}");
 }

@@ -75,12 +75,3 @@ pub(crate) fn exp2(x: f32) -> f32 {
     gpu_asm!("ex2.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(pure, nomem));
     out
 }
-
-/// log2(x) by `lg2.approx`, on CUDA.
-#[cfg(feature = "cuda")]
-#[cube]
-pub(crate) fn log2(x: f32) -> f32 {
-    let out: f32;
-    gpu_asm!("lg2.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(pure, nomem));
-    out
-}

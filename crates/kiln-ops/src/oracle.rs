@@ -1,5 +1,5 @@
-//! Oracles of all operators: the formulas with plain loops in float64, knowing nothing of the kernels but
-//! where results are rounded, and how a result is compared with them.
+//! What the oracles of all operators are made of (`rms_norm::oracle` and the like: the formulas with plain loops in
+//! float64, knowing nothing of the kernels but where results are rounded), and how a result is compared with them.
 //!
 //! Tensors are row-major slices of [`Number`]s: of `f64`, or of [`Bounded`] ones, which
 //! [`Rounding::numbers`] makes of inputs and which carry how far an implementation may be off. A backward
@@ -21,18 +21,6 @@ pub use format::Format;
 pub use number::Number;
 pub use rounding::{Path, Products, Rounding};
 pub use sums::block_errors;
-
-pub use crate::add_rms_norm::oracle as add_rms_norm;
-pub use crate::attention::oracle as attention;
-pub use crate::bk::oracle as bk;
-pub use crate::cross_entropy::oracle as cross_entropy;
-pub use crate::linear_cross_entropy::oracle as linear_cross_entropy;
-pub use crate::matmul::oracle as matmul;
-pub use crate::rms_norm::oracle as rms_norm;
-pub use crate::rope::oracle as rope;
-pub use crate::swiglu::oracle as swiglu;
-pub use crate::swiglu_mlp::oracle as swiglu_mlp;
-pub use crate::tril_matmul::oracle as tril_matmul;
 
 use burn::tensor::DType;
 

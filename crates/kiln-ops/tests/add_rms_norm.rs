@@ -4,7 +4,7 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::add_rms_norm as oracle;
+use kiln_ops::add_rms_norm::oracle;
 use kiln_ops::prelude::*;
 
 const EPS: f64 = 1e-5;

@@ -7,6 +7,7 @@ mod orders;
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
 use kiln_ops::attention::{backend, oracle};
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
 use orders::{ORDERS, Order};
@@ -89,7 +90,7 @@ fn reads_cotangents_where_they_are() {
     let sizes = [2, 2, 1, 21, 21, 64];
     let options = AttentionOptions::default();
     let rule = oracle::Rule::new(options, sizes[5]);
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for dtype in dtypes(&device) {
             for order in ORDERS {
                 let mut seed = 50;
@@ -271,7 +272,7 @@ fn what_is_not_a_number_stays_so() {
 fn repeats_bit_for_bit() {
     let sizes = [1, 6, 2, 150, 150, 40];
     let options = AttentionOptions::default();
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         let made = shapes(sizes).map(|s| laid(s, Order::Heads, DType::F32, 5, &device).0);
         let run = || {
             let [q, k, v, dy] = made.clone();
@@ -415,7 +416,7 @@ fn wrong_calls_are_named() {
         packed(20, 4, 2),
         "attention: `qkv` has shape [1, 2, 20], expected [B, T, 8·D] with T, D at least 1"
     );
-    if !policy::is_cube(&device) {
+    if !device::is_cube(&device) {
         let refused = policy::force(Implementation::Fused, || attention(q(), q(), q(), options));
         assert!(message(refused).starts_with("attention: the fused kernel cannot run on cpu"));
     }

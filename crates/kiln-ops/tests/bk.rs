@@ -7,6 +7,7 @@ mod timing;
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
 use kiln_ops::bk::{backend, oracle};
+use kiln_ops::device;
 use kiln_ops::oracle::distance;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
@@ -93,7 +94,7 @@ fn elementwise(out: &[f64], expected: &[f64]) -> f64 {
 
 /// The kernel where there is one; with `all` also the reference, whose kernels take long to compile there.
 fn implementations(device: &Device, all: bool) -> Vec<Implementation> {
-    match policy::is_cube(device) {
+    match device::is_cube(device) {
         true if all => vec![Implementation::Fused, Implementation::Reference],
         true => vec![Implementation::Fused],
         false => vec![Implementation::Reference],
@@ -228,7 +229,7 @@ fn agrees_with_the_oracle() {
 /// As far as the specification's table goes, and a million sites.
 #[test]
 fn long_chains() {
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         let cases = [
             (Inputs::physical(1, 65_536, [0.0, 1.0]), 2e-6),
             (Inputs::physical(1, 65_536, [0.0, 0.01]), 1e-4),
@@ -359,7 +360,7 @@ fn two_runs_agree() {
 fn same_again([rows, length]: [usize; 2]) {
     let inputs = Inputs::random(rows, length, [0.1, 0.1]);
     let dg = numbers(2 * rows * length, 17, 0.0);
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         let first = run(&inputs, BkOptions::default(), &dg, &device);
         assert_near(
             &first.0,
@@ -380,7 +381,7 @@ fn speed() {
     if std::env::var_os("KILN_TIME").is_none() {
         return;
     }
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for [rows, length] in [[16, 4096], [256, 4096], [64, 131_072], [8, 1 << 20]] {
             let sites = rows * length;
             let sets = (1usize << 29).div_ceil(20 * sites).clamp(4, 64);

@@ -4,7 +4,8 @@ mod common;
 
 use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 use common::*;
-use kiln_ops::oracle::cross_entropy as oracle;
+use kiln_ops::cross_entropy::oracle;
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
 
@@ -135,7 +136,7 @@ fn matches_float64() {
 
 #[test]
 fn kernel_and_reference_agree_in_both_orders() {
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (first, second) in [
             (Implementation::Fused, Implementation::Reference),
             (Implementation::Reference, Implementation::Fused),
@@ -308,7 +309,7 @@ fn wrong_calls_are_named() {
         for targets in [[0, 4], [-1, 0], [2, 1 << 20]] {
             assert!(values(&call([2, 4], &targets, unchecked).unwrap())[0].is_nan(), "{device:?}");
         }
-        if !policy::is_cube(&device) {
+        if !device::is_cube(&device) {
             let refused = policy::force(Implementation::Fused, || call([1, 4], &[0], PLAIN));
             let refused = refused.unwrap_err().to_string();
             assert!(refused.starts_with("cross_entropy: the fused kernel cannot run on cpu"));

@@ -56,7 +56,7 @@ fn check(sizes: Sizes, options: AttentionOptions, device: &Device, way: Option<&
 fn agrees_with_the_oracle() {
     let _alone = alone();
     let plain = AttentionOptions::default();
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (sizes, way) in [
             ([1, 1, 1, 1, 1, 1], None),
             ([1, 2, 1, 1, 5000, 64], Some("several parts")),
@@ -92,7 +92,7 @@ fn several_queries_agree_with_the_oracle() {
     let _alone = alone();
     let plain = AttentionOptions::default();
     let cut = AttentionOptions { window: Some(37), softcap: Some(2.5), ..plain };
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (sizes, way) in [
             ([1, 2, 1, 1, 1, 64], None),
             ([3, 8, 2, 1, 1000, 64], Some("several parts")),
@@ -147,7 +147,7 @@ fn a_tracked_call_has_its_gradient() {
 #[test]
 fn results_of_one_part_are_those_of_several() {
     let _alone = alone();
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (sizes, way) in [
             ([5, 4, 4, 1, 150, 64], Some("direct: true")),
             ([1, 2, 2, 1, 150, 64], Some("direct: false")),
@@ -224,11 +224,20 @@ fn what_does_not_fit_a_cache_is_named() {
         new([1, 2, 3, 4], DType::I32).unwrap_err(),
         "attention: `cache` is I32, expected F32, BF16 or F16"
     );
-    let impossible = new([usize::MAX, 2, 3, 4], DType::F32).unwrap_err();
-    assert!(
-        impossible.ends_with("expected [B, Hkv, capacity, D], each at least 1"),
-        "{impossible}"
+    assert_eq!(
+        new([1, 0, 3, 4], DType::F32).unwrap_err(),
+        "attention: `cache` has shape [1, 0, 3, 4], expected [B, Hkv, capacity, D], each at least 1"
     );
+    for sequences in [usize::MAX, 1 << 58] {
+        let impossible = new([sequences, 2, 3, 4], DType::F32).unwrap_err();
+        assert!(impossible.ends_with("expected [B, Hkv, capacity, D] that fits into memory"));
+    }
+    if !device.supports_dtype(DType::BF16) {
+        assert_eq!(
+            new([1, 2, 3, 4], DType::BF16).unwrap_err(),
+            "attention: `cache` is BF16, expected an element type that the device has"
+        );
+    }
     let mut cache = new([1, 2, 3, 4], DType::F32).unwrap();
     let mut call = |shape, heads| {
         let qkv = Tensor::<3>::ones(shape, &device);
@@ -256,7 +265,7 @@ fn speed() {
     if std::env::var_os("KILN_TIME").is_none() {
         return;
     }
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         let dtype = if device.supports_dtype(DType::BF16) { DType::BF16 } else { DType::F32 };
         for [batch, heads, kv_heads, keys, width] in [
             [1, 12, 12, 1024, 64],

@@ -4,7 +4,7 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use common::*;
-use kiln_ops::oracle::linear_cross_entropy as oracle;
+use kiln_ops::linear_cross_entropy::oracle;
 use kiln_ops::prelude::*;
 
 /// Cotangent of the loss.

@@ -4,7 +4,7 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::matmul as oracle;
+use kiln_ops::matmul::oracle;
 use kiln_ops::policy::{Implementation, force};
 use kiln_ops::prelude::*;
 use kiln_ops::tile;

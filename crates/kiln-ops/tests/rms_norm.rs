@@ -4,9 +4,10 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::rms_norm as oracle;
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
+use kiln_ops::rms_norm::oracle;
 
 const EPS: f64 = 1e-5;
 
@@ -133,7 +134,7 @@ mod probe {
 #[cfg(feature = "cube")]
 #[test]
 fn a_kernel_sees_the_distance_of_rows_that_are_cut() {
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for dtype in dtypes(&device) {
             for width in [7, 48] {
                 let wide = [5, width + 2 * VIEWED];
@@ -147,7 +148,7 @@ fn a_kernel_sees_the_distance_of_rows_that_are_cut() {
 
 #[test]
 fn kernel_and_reference_agree_in_both_orders() {
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (first, second) in [
             (Implementation::Fused, Implementation::Reference),
             (Implementation::Reference, Implementation::Fused),
@@ -280,7 +281,7 @@ fn wrong_calls_are_named() {
         "rms_norm: eps = -1, expected a number of at least 0"
     );
     assert!(message(rms_norm(x.clone(), weight(4), f64::NAN)).contains("eps = NaN"));
-    if !policy::is_cube(&device) {
+    if !device::is_cube(&device) {
         let refused = policy::force(Implementation::Fused, || rms_norm(x, weight(4), EPS));
         assert!(message(refused).starts_with("rms_norm: the fused kernel cannot run on cpu"));
     }

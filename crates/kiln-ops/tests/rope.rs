@@ -6,9 +6,10 @@ mod orders;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::rope as oracle;
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
+use kiln_ops::rope::oracle;
 use orders::{ORDERS, Order};
 
 /// One pair, odd pairs, heads that CUDA pitches, more heads than a unit takes, more than one cube.
@@ -107,7 +108,7 @@ fn matches_float64() {
 #[test]
 fn kernel_and_reference_agree_in_both_orders() {
     let (shape, options) = ([2, 3, 19, 64], RopeOptions::default());
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (first, second) in [
             (Implementation::Fused, Implementation::Reference),
             (Implementation::Reference, Implementation::Fused),
@@ -279,7 +280,7 @@ fn wrong_calls_are_named() {
         wrong(6, truncated),
         "rope: head_dim = 6, expected a multiple of 4 (truncated frequencies)"
     );
-    if !policy::is_cube(&device) {
+    if !device::is_cube(&device) {
         let refused = policy::force(Implementation::Fused, || rope(x([1, 2, 3, 8]), &table, 0));
         assert!(message(refused).starts_with("rope: the fused kernel cannot run on cpu"));
     }

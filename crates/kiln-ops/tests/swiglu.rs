@@ -4,9 +4,10 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::swiglu as oracle;
+use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
+use kiln_ops::swiglu::oracle;
 
 /// One element, primes, ragged tails, rows that CUDA pitches, more than one cube.
 const SHAPES: &[[usize; 2]] = &[
@@ -112,7 +113,7 @@ fn matches_float64() {
 
 #[test]
 fn kernel_and_reference_agree_in_both_orders() {
-    for device in devices().into_iter().filter(policy::is_cube) {
+    for device in devices().into_iter().filter(device::is_cube) {
         for (first, second) in [
             (Implementation::Fused, Implementation::Reference),
             (Implementation::Reference, Implementation::Fused),
@@ -248,7 +249,7 @@ fn wrong_calls_are_named() {
         message(swiglu(ones([2, 4]), ones([2, 4]).cast(DType::F16))),
         "swiglu: `up` is F16, expected F32"
     );
-    if !policy::is_cube(&device) {
+    if !device::is_cube(&device) {
         let refused = policy::force(Implementation::Fused, || swiglu(ones([2, 4]), ones([2, 4])));
         assert!(message(refused).starts_with("swiglu: the fused kernel cannot run on cpu"));
     }

@@ -4,8 +4,8 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::swiglu_mlp as oracle;
 use kiln_ops::prelude::*;
+use kiln_ops::swiglu_mlp::oracle;
 use kiln_ops::tile::{self, force};
 
 /// The families of a device, or the one way that there is.

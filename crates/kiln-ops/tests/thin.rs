@@ -5,7 +5,7 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
-use kiln_ops::oracle::matmul as oracle;
+use kiln_ops::matmul::oracle;
 use kiln_ops::prelude::*;
 
 const PLAIN: MatmulOptions = MatmulOptions {

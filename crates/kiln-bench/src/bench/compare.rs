@@ -238,7 +238,10 @@ mod tests {
         let line = format!("NVIDIA H200, {} to 2030-01-02, burn 1.2.3, torch 3.0", runs[0].date);
         assert_eq!(text.lines().last().unwrap(), line);
         let one = compare(&runs[..1], &brief, true).unwrap();
-        assert_eq!(one.lines().last().unwrap(), format!("NVIDIA H200, {}, burn 1.2.3", runs[0].date));
+        assert_eq!(
+            one.lines().last().unwrap(),
+            format!("NVIDIA H200, {}, burn 1.2.3", runs[0].date)
+        );
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
-use kiln_ops::{OpError, add_rms_norm::add_rms_norm, oracle::add_rms_norm as oracle};
+use kiln_ops::OpError;
+use kiln_ops::add_rms_norm::{add_rms_norm, oracle};
 
 pub(crate) struct Row;
 

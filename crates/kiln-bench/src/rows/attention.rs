@@ -6,10 +6,11 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
 #[cfg(feature = "cube")]
 use kiln_ops::attention::backend;
+use kiln_ops::attention::oracle;
 use kiln_ops::attention::{AttentionOptions, Documents, WIDEST, attention, attention_documents};
-use kiln_ops::{OpError, oracle::attention as oracle};
 
 pub(crate) struct Row;
 

@@ -7,8 +7,9 @@ use crate::operator::*;
 use crate::spot::Spot;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
+use kiln_ops::bk::oracle;
 use kiln_ops::bk::{BkMode, BkOptions, bk};
-use kiln_ops::oracle::{Bounded, bk as oracle};
+use kiln_ops::oracle::Bounded;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 

@@ -6,8 +6,9 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
+use kiln_ops::cross_entropy::oracle;
 use kiln_ops::cross_entropy::{CrossEntropyOptions, cross_entropy};
-use kiln_ops::{OpError, oracle::cross_entropy as oracle};
 
 pub(crate) struct Row;
 

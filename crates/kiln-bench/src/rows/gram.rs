@@ -8,8 +8,8 @@ use crate::operator::*;
 use crate::spot::{Product, Spot, stored_sum};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
+use kiln_ops::matmul::oracle;
 use kiln_ops::matmul::{MatmulOptions, matmul};
-use kiln_ops::oracle::matmul as oracle;
 
 static SPEC: Spec = Spec {
     name: "gram",

@@ -7,9 +7,10 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
 use kiln_ops::cross_entropy::cross_entropy;
 use kiln_ops::linear_cross_entropy::linear_cross_entropy;
-use kiln_ops::{OpError, oracle::linear_cross_entropy as oracle};
+use kiln_ops::linear_cross_entropy::oracle;
 
 pub(crate) struct Row;
 

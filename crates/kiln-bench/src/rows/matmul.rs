@@ -6,8 +6,9 @@ use crate::host::{BoundedTensor, Input};
 use crate::operator::*;
 use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
+use kiln_ops::matmul::oracle;
 use kiln_ops::matmul::{MatmulOptions, matmul};
-use kiln_ops::{OpError, oracle::matmul as oracle};
 
 /// One storage order: a `t` for each operand that is transposed.
 pub(crate) struct Row {

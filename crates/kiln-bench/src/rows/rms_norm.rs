@@ -6,7 +6,8 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
-use kiln_ops::{OpError, oracle::rms_norm as oracle, rms_norm::rms_norm};
+use kiln_ops::OpError;
+use kiln_ops::rms_norm::{oracle, rms_norm};
 
 pub(crate) struct Row;
 

@@ -7,7 +7,8 @@ use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_ops::OpError;
-use kiln_ops::oracle::{Bounded, rope as oracle};
+use kiln_ops::oracle::Bounded;
+use kiln_ops::rope::oracle;
 use kiln_ops::rope::{RopeLayout, RopeOptions, RopeTable, rope};
 use std::sync::{Mutex, PoisonError};
 

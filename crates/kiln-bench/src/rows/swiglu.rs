@@ -4,7 +4,8 @@ use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::{DType, Tensor};
-use kiln_ops::{OpError, oracle::swiglu as oracle, swiglu::swiglu};
+use kiln_ops::OpError;
+use kiln_ops::swiglu::{oracle, swiglu};
 
 pub(crate) struct Row;
 

@@ -5,7 +5,8 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
-use kiln_ops::{OpError, oracle::swiglu_mlp as oracle, swiglu_mlp::swiglu_mlp};
+use kiln_ops::OpError;
+use kiln_ops::swiglu_mlp::{oracle, swiglu_mlp};
 
 pub(crate) struct Row;
 

@@ -5,7 +5,8 @@ use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
-use kiln_ops::{OpError, oracle::tril_matmul as oracle, tril_matmul::tril_matmul};
+use kiln_ops::OpError;
+use kiln_ops::tril_matmul::{oracle, tril_matmul};
 
 pub(crate) struct Row;
 

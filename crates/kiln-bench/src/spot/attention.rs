@@ -6,7 +6,7 @@ use super::{ROWS, Spot};
 use crate::host::Input;
 use crate::operator::{Call, Operator};
 use burn::tensor::Tensor;
-use kiln_ops::oracle::attention::{Dims, Query, Rule, of_keys};
+use kiln_ops::attention::oracle::{Dims, Query, Rule, of_keys};
 use kiln_ops::oracle::{Bounded, Number};
 use rayon::prelude::*;
 use std::collections::BTreeSet;

@@ -6,9 +6,10 @@ use super::{ROWS, Spot};
 use crate::host;
 use crate::operator::Operator;
 use burn::tensor::{DType, Tensor};
-use kiln_ops::cross_entropy::CrossEntropyOptions;
+use kiln_ops::cross_entropy::{CrossEntropyOptions, oracle};
+use kiln_ops::linear_cross_entropy::oracle as linear;
 use kiln_ops::matmul::{MatmulOptions, matmul};
-use kiln_ops::oracle::{Bounded, Number, cross_entropy as oracle, linear_cross_entropy as linear};
+use kiln_ops::oracle::{Bounded, Number};
 use rayon::prelude::*;
 
 /// Classes of dweight, and columns of x, that are compared.

@@ -4,7 +4,8 @@ use super::stored::Lines;
 use super::whole::{self, Typical};
 use super::{ROWS, Spot};
 use crate::operator::Operator;
-use kiln_ops::oracle::{Bounded, swiglu_mlp as oracle};
+use kiln_ops::oracle::Bounded;
+use kiln_ops::swiglu_mlp::oracle;
 use rayon::prelude::*;
 
 /// Inner units, and columns of x and dy, at which the gradients of the weights are compared.

@@ -2,7 +2,8 @@
 
 use super::Spot;
 use super::stored::Lines;
-use kiln_ops::oracle::{Bounded, Number, rms_norm as oracle};
+use kiln_ops::oracle::{Bounded, Number};
+use kiln_ops::rms_norm::oracle;
 use rayon::prelude::*;
 
 /// Columns that have bounds of their own.

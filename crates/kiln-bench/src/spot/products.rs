@@ -3,7 +3,8 @@
 use super::blocks;
 use super::stored::{Matrix, Stack};
 use super::{Spot, compared, generator, sample};
-use kiln_ops::oracle::{Bounded, Number, Rounding, matmul as oracle};
+use kiln_ops::matmul::oracle;
+use kiln_ops::oracle::{Bounded, Number, Rounding};
 use rand::Rng;
 use rayon::prelude::*;
 

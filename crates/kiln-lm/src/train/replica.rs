@@ -2,7 +2,6 @@
 //! optimizer's steps. Of files, metrics and evaluations it knows nothing: those are the run's.
 
 use super::optimizer::optimizer;
-use super::state::{MODEL, OPTIMIZER};
 use super::{TrainError, derived_seed, tensors};
 use crate::config::Config;
 use crate::data::{BatchSampler, SamplerState};
@@ -12,6 +11,9 @@ use crate::run::Checkpoint;
 use crate::tensors::{from_safetensors, record, to_safetensors, with_record};
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_optim::prelude::*;
+
+pub(super) const MODEL: &str = "model.safetensors";
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 
 /// Refuses ranks that would have nothing to do.
 fn shared(config: &Config, sampler: &BatchSampler) -> Result<(), TrainError> {

@@ -10,8 +10,6 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-pub(super) const MODEL: &str = "model.safetensors";
-pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "state.json";
 pub(super) const CONFIG: &str = "config.toml";
 pub(super) const TOKENIZER: &str = "tokenizer.json";

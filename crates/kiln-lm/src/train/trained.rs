@@ -1,7 +1,8 @@
 //! A model from the folder of a run, for generation.
 
 use super::TrainError;
-use super::state::{CONFIG, MODEL, TOKENIZER, read_state};
+use super::replica::MODEL;
+use super::state::{CONFIG, TOKENIZER, read_state};
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
 use crate::model::Transformer;

@@ -1,8 +1,8 @@
 //! Attention as a Burn operation: dispatch, fusion and autodiff.
 
 use super::delta::delta;
-use super::family::{self, Kernels, kernels};
-use super::problem::{self, HeadsView, Mask, Problem, Sizes};
+use super::family::{self, kernels};
+use super::problem::{self, HeadsView, Kernels, Mask, Problem, Sizes};
 use super::{AttentionOptions, Documents, OP};
 use crate::autodiff::{Graph, Maybe, maybe};
 use crate::launch;

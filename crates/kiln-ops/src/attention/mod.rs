@@ -16,6 +16,9 @@ pub mod backend;
 pub mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(all(feature = "cube", not(feature = "cuda")))]
+#[path = "no_cuda.rs"]
+mod cuda;
 #[cfg(feature = "cube")]
 mod decode;
 #[cfg(feature = "cube")]

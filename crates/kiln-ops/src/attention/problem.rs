@@ -1,5 +1,6 @@
 //! What is attended to, as data: what every family of kernels is asked for.
 
+use crate::tile::Family;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::tensor::CubeTensor;
 
@@ -89,6 +90,17 @@ impl Backward<'_> {
     pub(crate) fn of_keys(&self) -> bool {
         self.wanted[1] || self.wanted[2]
     }
+}
+
+/// What a family of kernels offers.
+pub(crate) struct Kernels {
+    pub(crate) family: Family,
+    /// Whether it takes a problem: element type, width, alignment.
+    pub(crate) takes: fn(&Problem) -> bool,
+    /// Writes o; and the log-sum-exp if it is given.
+    pub(crate) forward: fn(&Problem, &HeadsView, Option<&CubeTensor>),
+    /// Writes dq, dk and dv.
+    pub(crate) backward: fn(&Problem, &Backward<'_>),
 }
 
 impl HeadsView {

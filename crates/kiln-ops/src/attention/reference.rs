@@ -1,7 +1,7 @@
 //! Attention in plain Burn operations; the T×S scores are stored.
 
 use super::{AttentionOptions, Documents};
-use crate::precision::matmul;
+use crate::matmul::reference::exact as matmul;
 use burn::tensor::{Bool, DType, Device, Int, IntDType, Tensor};
 
 /// [`attention`](super::attention), or [`attention_documents`](super::attention_documents), without its checks.

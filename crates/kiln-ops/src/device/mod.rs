@@ -4,8 +4,15 @@
 //! What a device needs is looked at before it is opened, so that a missing driver or toolkit is an
 //! error that says so.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_cuda.rs"]
+mod cuda;
 mod facts;
 
+pub(crate) use cuda::cuda_kind;
+pub use cuda::nvrtc;
 #[cfg(feature = "cube")]
 pub(crate) use facts::client;
 #[cfg(feature = "cube")]
@@ -68,7 +75,7 @@ pub fn open(name: &str) -> Result<Opened, DeviceError> {
     };
     match kind {
         "auto" => auto(),
-        "cuda" => cuda(index),
+        "cuda" => cuda::open(index),
         "wgpu" => wgpu(),
         "vulkan" => vulkan(),
         "cpu" => cpu(),
@@ -78,7 +85,7 @@ pub fn open(name: &str) -> Result<Opened, DeviceError> {
 }
 
 fn auto() -> Result<Opened, DeviceError> {
-    match cuda(0) {
+    match cuda::open(0) {
         Ok(mut cuda) => {
             cuda.why = format!("{}: CUDA's driver, NVRTC and headers are there", cuda.why);
             Ok(cuda)
@@ -177,88 +184,6 @@ fn vulkan() -> Result<Opened, DeviceError> {
     }
     #[cfg(not(feature = "vulkan"))]
     not_built("vulkan", "vulkan")
-}
-
-fn cuda(index: usize) -> Result<Opened, DeviceError> {
-    #[cfg(feature = "cuda")]
-    {
-        let name = format!("cuda:{index}");
-        let model = cuda_model(index)
-            .map_err(|reason| DeviceError::Unavailable { name: name.clone(), reason })?;
-        Ok(Opened { device: Device::cuda(index), why: format!("{name} ({model})"), name })
-    }
-    #[cfg(not(feature = "cuda"))]
-    {
-        let _ = index;
-        not_built("cuda", "cuda")
-    }
-}
-
-/// The kind of the CUDA device of this index, as [`kind`] has it, without opening it; `None` if there is
-/// no such GPU.
-pub(crate) fn cuda_kind(index: usize) -> Option<String> {
-    #[cfg(feature = "cuda")]
-    return gpu(index).ok().map(|part| facts::kind_of("cuda", &part));
-    #[cfg(not(feature = "cuda"))]
-    {
-        let _ = index;
-        None
-    }
-}
-
-/// The GPU's name, or what CUDA lacks here to compile for it.
-#[cfg(feature = "cuda")]
-fn cuda_model(index: usize) -> Result<String, String> {
-    use cudarc::nvrtc;
-    let name = gpu(index)?;
-    // SAFETY: it only tries to open a shared library.
-    if !unsafe { nvrtc::sys::is_culib_present() } {
-        return Err("NVRTC (libnvrtc, of the CUDA toolkit) was not found".into());
-    }
-    let toolkit = std::env::var("CUDA_PATH").unwrap_or_else(|_| "/usr/local/cuda".into());
-    let header = std::path::Path::new(&toolkit).join("include").join("cuda_runtime.h");
-    if !header.exists() {
-        return Err(format!(
-            "{} was not found: set CUDA_PATH to the CUDA toolkit",
-            header.display()
-        ));
-    }
-    Ok(name)
-}
-
-/// The version of NVRTC, which compiles kernels for CUDA; `None` where it is not in this build or not here.
-pub fn nvrtc() -> Option<String> {
-    #[cfg(feature = "cuda")]
-    {
-        use cudarc::nvrtc::sys;
-        // SAFETY: it only tries to open a shared library.
-        if !unsafe { sys::is_culib_present() } {
-            return None;
-        }
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both numbers outlive the call.
-        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
-        Some(format!("{major}.{minor}"))
-    }
-    #[cfg(not(feature = "cuda"))]
-    None
-}
-
-/// The GPU's name, or why there is none.
-#[cfg(feature = "cuda")]
-fn gpu(index: usize) -> Result<String, String> {
-    use cudarc::driver;
-    // SAFETY: it only tries to open a shared library.
-    if !unsafe { driver::sys::is_culib_present() } {
-        return Err("the NVIDIA driver (libcuda) was not found".into());
-    }
-    driver::result::init().map_err(|e| format!("the NVIDIA driver does not start: {e}"))?;
-    let count = driver::result::device::get_count().map_err(|e| format!("no GPU listed: {e}"))?;
-    if index >= count as usize {
-        return Err(format!("there are {count} CUDA devices, no index {index}"));
-    }
-    let device = driver::result::device::get(index as i32).map_err(|e| e.to_string())?;
-    driver::result::device::get_name(device).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Linear cross-entropy in plain Burn operations, in chunks of rows.
 
 use crate::cross_entropy::{CrossEntropyOptions, reference::sum_and_count};
-use crate::precision::matmul;
+use crate::matmul::reference::exact as matmul;
 use burn::tensor::{DType, Int, Tensor};
 
 /// Rows whose logits stand in memory at once.

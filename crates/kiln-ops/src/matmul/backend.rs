@@ -1,13 +1,10 @@
-//! The matrix product as a Burn operation: dispatch, fusion and autodiff.
+//! The matrix product as a Burn operation: dispatch and fusion.
 
-use super::{F32Precision, MatmulOptions, OP, gradient};
-use crate::autodiff::{Graph, Maybe};
+use super::{F32Precision, MatmulOptions, OP};
+use crate::autodiff::Maybe;
 use crate::tile::{self, Alpha, Family, Product};
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::fusion::custom::TensorSpec;
-use burn::backend::{
-    Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
-};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::CubeBackend;
 
@@ -60,33 +57,6 @@ impl MatmulOps for CubeBackend {
             Maybe::Some(c) => product.accumulate(c, beta).run(),
             Maybe::None => product.run(),
         }
-    }
-}
-
-impl<B: MatmulOps, C: CheckpointStrategy> MatmulOps for Autodiff<B, C> {
-    fn kiln_matmul(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        c: Maybe<Self>,
-        scaled: Scaled,
-    ) -> FloatTensor<Self> {
-        let Maybe::Some(c) = c else {
-            return Graph::<C>::output([a, b], [0, 1], |[a, b], wanted| {
-                (B::kiln_matmul(a, b, Maybe::None, scaled), move |dy, factors| {
-                    gradient::of_factors(dy, factors, scaled, wanted)
-                })
-            });
-        };
-        let (shape, dtype) = (c.shape(), c.dtype());
-        Graph::<C>::output([a, b, c], [0, 1], |[a, b, c], [of_a, of_b, of_c]| {
-            let y = B::kiln_matmul(a, b, Maybe::Some(c), scaled);
-            (y, move |dy: FloatTensor<B>, factors| {
-                let dc = || gradient::of_addend::<B>(dy.clone(), scaled.beta, &shape, dtype);
-                let dc = of_c.then(dc).into();
-                let [da, db] = gradient::of_factors(dy, factors, scaled, [of_a, of_b]);
-                [da, db, dc]
-            })
-        })
     }
 }
 

@@ -1,13 +1,41 @@
-//! The gradients of a product: products again, summed over what was broadcast.
+//! Autodiff of a product: products again, summed over what was broadcast.
 
 use super::backend::{MatmulOps, Scaled};
-use crate::autodiff::{Maybe, transposed};
+use crate::autodiff::{Graph, Maybe, transposed};
 use crate::tile;
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::{Autodiff, Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, FloatDType, Shape};
 
+impl<B: MatmulOps, C: CheckpointStrategy> MatmulOps for Autodiff<B, C> {
+    fn kiln_matmul(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: Maybe<Self>,
+        scaled: Scaled,
+    ) -> FloatTensor<Self> {
+        let Maybe::Some(c) = c else {
+            return Graph::<C>::output([a, b], [0, 1], |[a, b], wanted| {
+                (B::kiln_matmul(a, b, Maybe::None, scaled), move |dy, factors| {
+                    of_factors(dy, factors, scaled, wanted)
+                })
+            });
+        };
+        let (shape, dtype) = (c.shape(), c.dtype());
+        Graph::<C>::output([a, b, c], [0, 1], |[a, b, c], [of_a, of_b, of_c]| {
+            let y = B::kiln_matmul(a, b, Maybe::Some(c), scaled);
+            (y, move |dy: FloatTensor<B>, factors| {
+                let dc = || of_addend::<B>(dy.clone(), scaled.beta, &shape, dtype);
+                let dc = of_c.then(dc).into();
+                let [da, db] = of_factors(dy, factors, scaled, [of_a, of_b]);
+                [da, db, dc]
+            })
+        })
+    }
+}
+
 /// dA and dB where they are wanted, in the element type of the factors.
-pub(super) fn of_factors<B: MatmulOps>(
+fn of_factors<B: MatmulOps>(
     dy: FloatTensor<B>,
     [a, b]: [FloatTensor<B>; 2],
     scaled: Scaled,
@@ -22,7 +50,7 @@ pub(super) fn of_factors<B: MatmulOps>(
 }
 
 /// dC: beta · dY in its shape and element type.
-pub(super) fn of_addend<B: Backend>(
+fn of_addend<B: Backend>(
     dy: FloatTensor<B>,
     beta: f64,
     shape: &Shape,

@@ -9,7 +9,7 @@ mod table;
 
 pub use table::{Measured, Table};
 
-use crate::OpError;
+use crate::{OpError, device};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -77,7 +77,7 @@ thread_local! {
 /// Tables of earlier versions name CUDA devices by index. Such a measurement counts for every GPU of the
 /// kind that this machine has at that index.
 pub fn set(mut policy: Policy) {
-    policy.table.resolve(crate::device::cuda_kind);
+    policy.table.resolve(device::cuda_kind);
     *POLICY.write().unwrap_or_else(|e| e.into_inner()) = Some(policy);
 }
 
@@ -120,7 +120,7 @@ pub fn fused(call: &Call<'_>) -> Result<bool, OpError> {
         (Implementation::Reference, _) => Ok(false),
         (Implementation::Fused, Ok(())) => Ok(true),
         (Implementation::Fused, Err(reason)) => {
-            Err(OpError::Unsupported { op: call.op, device: device_name(call.device), reason })
+            Err(OpError::Unsupported { op: call.op, device: device::name(call.device), reason })
         }
         (Implementation::Auto, Err(_)) => Ok(false),
         (Implementation::Auto, Ok(())) => {
@@ -167,7 +167,7 @@ pub(crate) fn choose_if<const D: usize>(
     match fits {
         Ok(()) => choose(op, elements, like),
         Err(reason) if wish() == Implementation::Fused => {
-            Err(OpError::Unsupported { op, device: device_name(&like.device()), reason })
+            Err(OpError::Unsupported { op, device: device::name(&like.device()), reason })
         }
         Err(_) => Ok(Choice::Reference),
     }
@@ -182,7 +182,7 @@ fn kernel_runs(call: &Call<'_>) -> Result<(), String> {
     if !call.has_kernel {
         return Err(format!("`{}` has no kernel yet, only its reference", call.op));
     }
-    if !is_cube(call.device) {
+    if !device::is_cube(call.device) {
         return Err("kernels run on CubeCL devices (cuda, wgpu, vulkan)".into());
     }
     if !call.device.supports_dtype(call.dtype) {
@@ -190,6 +190,3 @@ fn kernel_runs(call: &Call<'_>) -> Result<(), String> {
     }
     Ok(())
 }
-
-// Facts about devices stand in `device`; these are for those who look for them here.
-pub use crate::device::{is_cube, is_cuda, name as device_name};

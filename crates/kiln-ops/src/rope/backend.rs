@@ -14,11 +14,11 @@ use burn_cubecl::CubeBackend;
 /// RoPE, differentiable.
 #[backend_extension(Cube, Fusion, Autodiff)]
 pub trait RopeOps: Backend {
-    /// `x` turned.
+    /// `x` rotated.
     #[fusion(dtype = x, shape = x)]
     fn rope(x: FloatTensor<Self>, #[extension_type] by: Rotation<Self>) -> FloatTensor<Self>;
 
-    /// `q` and `k` turned, in one launch.
+    /// `q` and `k` rotated, in one launch.
     #[fusion(meta = |q, k, _by| (q.clone(), k.clone()))]
     fn rope_qk(
         q: FloatTensor<Self>,
@@ -26,7 +26,7 @@ pub trait RopeOps: Backend {
         #[extension_type] by: Rotation<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The first `heads` heads of `qkv`, `[B, T, …·D]`, turned.
+    /// The first `heads` heads of `qkv`, `[B, T, …·D]`, rotated.
     #[fusion(dtype = qkv, shape = qkv)]
     fn rope_packed(
         qkv: FloatTensor<Self>,

@@ -1,10 +1,10 @@
 //! The RoPE kernel: heads of one tensor, of queries and keys together, or the first of a packed tensor.
 //!
-//! A unit takes one position and one vector of pairs, loads their cosines and sines once, and turns
+//! A unit takes one position and one vector of pairs, loads their cosines and sines once, and rotates
 //! that place of several heads: the table, in f32 as many bytes as a head in bf16 moves, costs a
 //! fraction of a read. Neighbouring units take neighbouring vectors. The input may have any
 //! strides with its channels side by side; the output is contiguous, in the memory of a contiguous
-//! input that nobody else holds. The values of a packed tensor that is turned where it is are not touched;
+//! input that nobody else holds. The values of a packed tensor that is rotated where it is are not touched;
 //! elsewhere they are copied.
 
 use super::RopeLayout;
@@ -87,14 +87,14 @@ struct Strides {
     time: usize,
 }
 
-/// Heads to turn, and where the turned ones go.
+/// Heads to rotate, and where the rotated ones go.
 #[derive(CubeType, CubeLaunch)]
-struct Turned<E: Float, N: Size> {
+struct Rotated<E: Float, N: Size> {
     x: Box<[Vector<E, N>]>,
     y: Box<[Vector<E, N>]>,
     heads: usize,
-    /// Those that are turned, the first.
-    turned: usize,
+    /// Those that are rotated, the first.
+    rotated: usize,
     /// Groups of heads, one for a unit.
     groups: usize,
     from: Strides,
@@ -109,7 +109,7 @@ struct Angles<N: Size> {
     stride: usize,
     /// The first position.
     offset: usize,
-    /// −1 turns back.
+    /// −1 rotates back.
     sign: f32,
 }
 
@@ -135,10 +135,10 @@ struct Place<N: Size> {
     sin: Vector<f32, N>,
 }
 
-/// Turns a place in the heads of a group.
+/// Rotates a place in the heads of a group.
 #[cube]
-fn turn<E: Float, N: Size>(
-    all: &mut Turned<E, N>,
+fn rotate<E: Float, N: Size>(
+    all: &mut Rotated<E, N>,
     place: &Place<N>,
     group: usize,
     #[comptime] plan: Plan,
@@ -162,7 +162,7 @@ fn turn<E: Float, N: Size>(
             let a = Vector::<f32, N>::cast_from(a_held[c]);
             let b = Vector::<f32, N>::cast_from(b_held[c]);
             let at = y_at + h * all.to.head;
-            if comptime!(plan.copies) && h >= all.turned {
+            if comptime!(plan.copies) && h >= all.rotated {
                 all.y[at + place.first] = a_held[c];
                 all.y[at + place.second] = b_held[c];
             } else if comptime!(plan.interleaved) {
@@ -182,8 +182,8 @@ fn turn<E: Float, N: Size>(
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn rope_kernel<E: Float, N: Size>(
-    q: &mut Turned<E, N>,
-    k: &mut Turned<E, N>,
+    q: &mut Rotated<E, N>,
+    k: &mut Rotated<E, N>,
     angles: &Angles<N>,
     places: &Places,
     #[comptime] plan: Plan,
@@ -215,14 +215,14 @@ fn rope_kernel<E: Float, N: Size>(
             sin: angles.sin[at] * Vector::<f32, N>::new(angles.sign),
         };
         if comptime!(!plan.keys) || group < q.groups {
-            turn::<E, N>(q, &place, group, plan);
+            rotate::<E, N>(q, &place, group, plan);
         } else {
-            turn::<E, N>(k, &place, group - q.groups, plan);
+            rotate::<E, N>(k, &place, group - q.groups, plan);
         }
     }
 }
 
-/// The table, and which way to turn.
+/// The table, and which way to rotate.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion)]
 pub struct Rotation<B: Backend> {
@@ -238,7 +238,7 @@ pub struct Rotation<B: Backend> {
     pub inverse: bool,
 }
 
-/// `q`, and `k` if there is one, turned; contiguous.
+/// `q`, and `k` if there is one, rotated; contiguous.
 pub(crate) fn rope(
     op: &'static str,
     q: CubeTensor,
@@ -252,23 +252,23 @@ pub(crate) fn rope(
             false => launch::output(&x, op, name, x.meta.shape().clone(), x.dtype),
         };
         let from = Heads::new(x);
-        let turned = from.dims[1];
-        Job { from, to: Heads::new(y.clone()), turned, y }
+        let rotated = from.dims[1];
+        Job { from, to: Heads::new(y.clone()), rotated, y }
     };
     let (q, k) = match k {
         None => (job(q, "y"), None),
         Some(k) => (job(q, "q"), Some(job(k, "k"))),
     };
     let outputs = (q.y.clone(), k.as_ref().map(|k| k.y.clone()));
-    turned(q, k, rotation);
+    rotated(q, k, rotation);
     outputs
 }
 
-/// The first `turned` heads of a `[B, T, …·D]` tensor turned, the others as they are.
+/// The first `rotated` heads of a `[B, T, …·D]` tensor rotated, the others as they are.
 pub(crate) fn packed(
     op: &'static str,
     x: CubeTensor,
-    turned_heads: usize,
+    rotated_heads: usize,
     rotation: Rotation<CubeBackend>,
 ) -> CubeTensor {
     let width = 2 * rotation.cos.meta.shape()[1];
@@ -280,37 +280,37 @@ pub(crate) fn packed(
         false => launch::output(&x, op, "y", x.meta.shape().clone(), x.dtype),
     };
     // Where they are the others stay as they are.
-    let heads = if reused { turned_heads } else { x.meta.shape()[2] / width };
+    let heads = if reused { rotated_heads } else { x.meta.shape()[2] / width };
     let view = |tensor: CubeTensor| Heads::packed(tensor, heads, width);
-    turned(
-        Job { from: view(x), to: view(y.clone()), turned: turned_heads, y: y.clone() },
+    rotated(
+        Job { from: view(x), to: view(y.clone()), rotated: rotated_heads, y: y.clone() },
         None,
         rotation,
     );
     y
 }
 
-/// What is turned, and where it goes.
+/// What is rotated, and where it goes.
 struct Job {
     from: Heads,
     to: Heads,
-    /// Heads that are turned; the rest is copied.
-    turned: usize,
+    /// Heads that are rotated; the rest is copied.
+    rotated: usize,
     y: CubeTensor,
 }
 
 impl Job {
     /// As the kernel takes it, in vectors of `size` elements, a unit `heads` heads.
-    fn argument<E: Float, N: Size>(&self, size: usize, heads: usize) -> TurnedLaunch<E, N> {
+    fn argument<E: Float, N: Size>(&self, size: usize, heads: usize) -> RotatedLaunch<E, N> {
         let strides = |of: &Heads| {
             let [batch, head, time] = of.strides.map(|stride| stride / size);
             StridesLaunch::new(batch, head, time)
         };
-        TurnedLaunch::new(
+        RotatedLaunch::new(
             self.from.tensor.clone().into_buffer_arg(),
             self.y.clone().into_buffer_arg(),
             self.from.dims[1],
-            self.turned,
+            self.rotated,
             self.from.dims[1].div_ceil(heads),
             strides(&self.from),
             strides(&self.to),
@@ -319,14 +319,14 @@ impl Job {
 }
 
 /// No second tensor.
-fn none<E: Float, N: Size>(elements: usize) -> TurnedLaunch<E, N> {
+fn none<E: Float, N: Size>(elements: usize) -> RotatedLaunch<E, N> {
     // Positions count the buffers that are bound: q, its output.
     let buffer = |position| BufferArg::alias(position, elements);
     let strides = || StridesLaunch::new(0, 0, 0);
-    TurnedLaunch::new(buffer(0), buffer(1), 0, 0, 0, strides(), strides())
+    RotatedLaunch::new(buffer(0), buffer(1), 0, 0, 0, strides(), strides())
 }
 
-fn turned(q: Job, k: Option<Job>, rotation: Rotation<CubeBackend>) {
+fn rotated(q: Job, k: Option<Job>, rotation: Rotation<CubeBackend>) {
     let Rotation { cos, sin, layout, offset, inverse } = rotation;
     let [batch, q_heads, length, width] = q.from.dims;
     let k_heads = k.as_ref().map_or(0, |k| k.from.dims[1]);
@@ -345,7 +345,7 @@ fn turned(q: Job, k: Option<Job>, rotation: Rotation<CubeBackend>) {
         heads: q_heads.max(k_heads).next_power_of_two().min(HEADS),
         interleaved: layout == RopeLayout::Interleaved,
         keys: k.is_some(),
-        copies: q.turned < q_heads,
+        copies: q.rotated < q_heads,
     };
     let places = length * vectors;
     let most = UNITS.min(client.properties().hardware.max_units_per_cube as usize);

@@ -1,4 +1,4 @@
-//! Rotary position embedding: pairs of channels turned by an angle that grows with the position.
+//! Rotary position embedding: pairs of channels rotated by an angle that grows with the position.
 //!
 //! Source: Su et al., RoFormer, 2021 (arXiv 2104.09864). For position t and pair k the angle is
 //! (t + offset) · base^(−2k/D), and
@@ -7,7 +7,7 @@
 //! * y2 = −x1·sin + x2·cos
 //!
 //! where (x1, x2) are the two halves of D ([`RopeLayout::Half`]) or the channels (2k, 2k+1)
-//! ([`RopeLayout::Interleaved`]). Backward turns the other way: dx1 = dy1·cos − dy2·sin,
+//! ([`RopeLayout::Interleaved`]). Backward rotates the other way: dx1 = dy1·cos − dy2·sin,
 //! dx2 = dy1·sin + dy2·cos.
 //!
 //! Bytes that must move, for n elements of s bytes: 2·n·s forward and as many backward.
@@ -67,10 +67,10 @@ impl RopeOptions {
         if !self.truncated {
             return (0..pairs).map(|k| self.base.powf(-2.0 * k as f64 / head_dim as f64)).collect();
         }
-        let turning = head_dim / 4;
-        let last = turning.saturating_sub(1).max(1) as f64;
+        let rotating = head_dim / 4;
+        let last = rotating.saturating_sub(1).max(1) as f64;
         (0..pairs)
-            .map(|k| if k < turning { self.base.powf(-(k as f64) / last) } else { 0.0 })
+            .map(|k| if k < rotating { self.base.powf(-(k as f64) / last) } else { 0.0 })
             .collect()
     }
 
@@ -165,7 +165,7 @@ impl RopeTable {
     }
 }
 
-/// Turns the heads in `x` by their positions, the first of which is `offset`.
+/// Rotates the heads in `x` by their positions, the first of which is `offset`.
 ///
 /// * `x`: `[B, H, T, D]`, f32, bf16 or f16, D even; any strides, so a swapped `[B, T, H, D]` is read
 ///   where it is.
@@ -191,7 +191,7 @@ pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Result<Tensor<4>,
 /// * `q`: `[B, H, T, D]`, as the `x` of [`rope`].
 /// * `k`: `[B, Hkv, T, D]`, the element type of `q`; any number of heads.
 ///
-/// Returns both turned.
+/// Returns both rotated.
 ///
 /// # Errors
 ///
@@ -221,7 +221,7 @@ pub fn rope_qk(
 /// * `qkv`: `[B, T, (H + 2·Hkv)·D]`: the H = `heads` heads of the queries, the `kv_heads` of the keys, those of
 ///   the values; f32, bf16 or f16.
 ///
-/// Returns the same with queries and keys turned: on CUDA where they are, if nobody else holds `qkv`, so that the
+/// Returns the same with queries and keys rotated: on CUDA where they are, if nobody else holds `qkv`, so that the
 /// values are not touched.
 ///
 /// # Errors
@@ -244,11 +244,11 @@ pub fn rope_qkv(
     check.shape("qkv", &[batch, length, all], all == expected, text)?;
     check_positions(length, table, offset)?;
     check.device("table", &table.cos.device(), &qkv.device())?;
-    let turned = heads + kv_heads;
+    let rotated = heads + kv_heads;
     Ok(match policy::choose(OP, qkv.shape().num_elements(), &qkv)? {
         #[cfg(feature = "cube")]
-        Choice::Fused => backend::fused_packed(qkv, turned, table, offset),
-        Choice::Reference => reference::rope_packed(qkv, turned, table, offset),
+        Choice::Fused => backend::fused_packed(qkv, rotated, table, offset),
+        Choice::Reference => reference::rope_packed(qkv, rotated, table, offset),
     })
 }
 

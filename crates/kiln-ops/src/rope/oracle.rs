@@ -10,7 +10,7 @@ pub fn forward<N: Number>(
     options: &RopeOptions,
     offset: usize,
 ) -> Vec<N> {
-    turn(x, [length, width], options, offset, 1.0)
+    rotate(x, [length, width], options, offset, 1.0)
 }
 
 /// dx from the cotangent `dy`.
@@ -20,10 +20,10 @@ pub fn backward<N: Number>(
     options: &RopeOptions,
     offset: usize,
 ) -> Vec<N> {
-    turn(dy, [length, width], options, offset, -1.0)
+    rotate(dy, [length, width], options, offset, -1.0)
 }
 
-fn turn<N: Number>(
+fn rotate<N: Number>(
     x: &[N],
     [length, width]: [usize; 2],
     options: &RopeOptions,

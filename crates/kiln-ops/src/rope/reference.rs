@@ -35,9 +35,9 @@ pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Tensor<4> {
 /// [`rope_qkv`](super::rope_qkv) of so many heads without its checks.
 pub fn rope_packed(qkv: Tensor<3>, heads: usize, table: &RopeTable, offset: usize) -> Tensor<3> {
     let [batch, length, all] = qkv.dims();
-    let turned = heads * table.head_dim();
-    let x = qkv.clone().narrow(2, 0, turned);
+    let rotated = heads * table.head_dim();
+    let x = qkv.clone().narrow(2, 0, rotated);
     let x = x.reshape([batch, length, heads, table.head_dim()]).swap_dims(1, 2);
-    let y = rope(x, table, offset).swap_dims(1, 2).reshape([batch, length, turned]);
-    Tensor::cat(vec![y, qkv.narrow(2, turned, all - turned)], 2)
+    let y = rope(x, table, offset).swap_dims(1, 2).reshape([batch, length, rotated]);
+    Tensor::cat(vec![y, qkv.narrow(2, rotated, all - rotated)], 2)
 }

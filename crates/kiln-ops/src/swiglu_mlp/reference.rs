@@ -1,6 +1,6 @@
 //! The SwiGLU MLP in plain Burn operations.
 
-use crate::precision::matmul;
+use crate::matmul::reference::exact as matmul;
 use crate::swiglu::reference::swiglu;
 use burn::tensor::Tensor;
 

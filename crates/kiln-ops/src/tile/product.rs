@@ -118,7 +118,7 @@ impl Product {
             let out =
                 given.unwrap_or_else(|| launch::output_aligned(&like, op, name, shape, dtype));
             if family == Family::Wgmma {
-                thin::turn(&mut problem, client);
+                thin::transpose(&mut problem, client);
             }
             cuda::run(&problem, family, in_place, &out);
             return out;

@@ -11,6 +11,9 @@ mod job;
 mod kernel;
 #[cfg(feature = "cuda")]
 mod mma;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_mma.rs"]
+mod mma;
 mod plan;
 
 use super::OP;
@@ -44,14 +47,12 @@ pub(super) fn takes(problem: &Problem) -> bool {
 enum Kernel {
     /// In vectors of so many elements.
     Plain(Plan, usize),
-    #[cfg(feature = "cuda")]
     Mma(mma::Plan),
 }
 
 impl Kernel {
     /// For `keys` keys that somebody sees.
     fn choose(problem: &Problem, keys: usize) -> (Self, Work) {
-        #[cfg(feature = "cuda")]
         if let Some((plan, work)) = mma::Plan::new(problem, keys) {
             return (Self::Mma(plan), work);
         }
@@ -64,7 +65,6 @@ impl Kernel {
     fn run(self, problem: &Problem, target: &Target<'_>, work: Work) {
         match self {
             Self::Plain(plan, size) => run_plain(problem, target, plan, work, size),
-            #[cfg(feature = "cuda")]
             Self::Mma(plan) => mma::run(problem, target, plan, work),
         }
     }

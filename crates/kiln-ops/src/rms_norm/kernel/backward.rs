@@ -140,7 +140,7 @@ fn backward_resident<E: Float, W: Float, N: Size>(
             }
         }
     }
-    let mut turn = 0usize;
+    let mut buffer = 0usize;
     for start in range_stepped(CUBE_POS * rows_here, inputs.rows, CUBE_COUNT * rows_here) {
         let at = start + UNIT_POS_Y as usize;
         let row = min(at, inputs.rows - 1);
@@ -167,10 +167,10 @@ fn backward_resident<E: Float, W: Float, N: Size>(
             }
         }
         // Sums alternate between two parts of shared memory: one barrier a row is enough.
-        let base = turn * part;
+        let base = buffer * part;
         let memory = &mut shared[base..base + part];
         let factors = factors::<N>(squares, dots, memory, vectors, inputs.eps, plan);
-        turn = 1 - turn;
+        buffer = 1 - buffer;
         if at < inputs.rows {
             #[unroll]
             for c in 0..chunks {
@@ -248,7 +248,7 @@ fn backward_twice<E: Float, W: Float, N: Size>(
     let vectors = inputs.vectors;
     let part = comptime!(plan.shared());
     let mut shared = Shared::<[f32]>::new_slice(comptime!(2 * part));
-    let mut turn = 0usize;
+    let mut buffer = 0usize;
     let first = CUBE_POS * rows_here;
     for start in range_stepped(first, inputs.rows, CUBE_COUNT * rows_here) {
         let at = start + UNIT_POS_Y as usize;
@@ -263,10 +263,10 @@ fn backward_twice<E: Float, W: Float, N: Size>(
                 dots += x * dy * Vector::<f32, N>::cast_from(inputs.weight[i]);
             }
         }
-        let base = turn * part;
+        let base = buffer * part;
         let memory = &mut shared[base..base + part];
         let factors = factors::<N>(squares, dots, memory, vectors, inputs.eps, plan);
-        turn = 1 - turn;
+        buffer = 1 - buffer;
         if at < inputs.rows {
             for i in range_stepped(unit, vectors, units) {
                 let x = Vector::<f32, N>::cast_from(inputs.x[row * inputs.x_stride + i]);

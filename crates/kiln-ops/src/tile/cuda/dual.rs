@@ -1,9 +1,10 @@
 //! Dual GEMMs: two products in one launch, joined by an operator's epilogue or added up.
 
+use super::second::{Dual, Second};
 use super::{aligned, wgmma};
 use crate::launch;
 use crate::tile::epilogue::{Epilogue, Plain};
-use crate::tile::problem::{Dual, Problem, Second};
+use crate::tile::problem::Problem;
 use crate::tile::view::MatrixView;
 use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;

@@ -76,6 +76,20 @@ pub(crate) fn mask_above<N: Size>(
     masked
 }
 
+/// The largest of the numbers of a quad.
+#[cube]
+pub(crate) fn quad_max(x: f32) -> f32 {
+    let largest = max(x, plane_shuffle_xor(x, 1u32));
+    max(largest, plane_shuffle_xor(largest, 2u32))
+}
+
+/// The sum of the numbers of a quad, in a fixed order.
+#[cube]
+pub(crate) fn quad_sum(x: f32) -> f32 {
+    let sum = x + plane_shuffle_xor(x, 1u32);
+    sum + plane_shuffle_xor(sum, 2u32)
+}
+
 /// The largest of each of the two rows of a unit, over the quad that shares them.
 #[cube]
 pub(crate) fn row_max<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
@@ -89,9 +103,7 @@ pub(crate) fn row_max<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
                 largest = max(largest, sums.extract(i));
             }
         }
-        largest = max(largest, plane_shuffle_xor(largest, 1u32));
-        largest = max(largest, plane_shuffle_xor(largest, 2u32));
-        rows.insert(r, largest);
+        rows.insert(r, quad_max(largest));
     }
     rows
 }
@@ -109,9 +121,7 @@ pub(crate) fn row_sum<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
                 sum += sums.extract(i);
             }
         }
-        sum += plane_shuffle_xor(sum, 1u32);
-        sum += plane_shuffle_xor(sum, 2u32);
-        rows.insert(r, sum);
+        rows.insert(r, quad_sum(sum));
     }
     rows
 }

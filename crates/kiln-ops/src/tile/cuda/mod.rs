@@ -11,6 +11,7 @@ pub(crate) mod pipeline;
 mod producer;
 pub(crate) mod ptx;
 pub(crate) mod schedule;
+mod second;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;

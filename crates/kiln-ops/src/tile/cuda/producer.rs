@@ -3,7 +3,7 @@
 use super::pipeline::{PipelineState, Ring, barrier_bytes};
 use super::ptx::*;
 use super::schedule::{DEPTH, PART, ROWS, Scheduler, TileGrid, WorkTile, work_index, work_tile};
-use crate::tile::problem::Dual;
+use crate::tile::cuda::second::Dual;
 use crate::tile::view::Order;
 use cubecl::prelude::*;
 

@@ -5,7 +5,7 @@
 //! else: R·K·size bytes are the floor, at 4.26 TB/s of copies on an H200 31.5 µs for 8192² of bf16.
 //! The tiles of most families are at least 128 wide and pad the thin side to that.
 //!
-//! A product is turned so that the large operand is on the left, `Y[R, C] = L[R, K]·T[K, C]`; what was
+//! A product is transposed so that the large operand is on the left, `Y[R, C] = L[R, K]·T[K, C]`; what was
 //! M×N is stored as it was. With C columns each element of L is multiplied C times: at the rate of copies
 //! 2.1·10¹² bf16 a second make 34 TFLOP/s of 8 columns and 341 of 80, f32 half of that. Hence
 //!
@@ -65,7 +65,7 @@ pub(super) enum Kernel {
     Simt,
 }
 
-/// A product turned so that its large operand is on the left.
+/// A product transposed so that its large operand is on the left.
 pub(super) struct Oriented<'a> {
     pub(super) o: &'a Problem,
     pub(super) large: &'a MatrixView,
@@ -97,19 +97,19 @@ impl<'a> Oriented<'a> {
 
     /// Distances of matrices, of rows of the large operand and of columns of the thin one, in a matrix
     /// with these distances of matrices, rows and columns.
-    fn turned(&self, [batch, row, col]: [usize; 3]) -> [usize; 3] {
+    fn transposed(&self, [batch, row, col]: [usize; 3]) -> [usize; 3] {
         if self.swapped { [batch, col, row] } else { [batch, row, col] }
     }
 
     /// Those of the result, or of parts of it, without gaps.
     pub(super) fn out_places(&self) -> PlacesLaunch {
-        let [batch, row, col] = self.turned([self.o.m * self.o.n, self.o.n, 1]);
+        let [batch, row, col] = self.transposed([self.o.m * self.o.n, self.o.n, 1]);
         PlacesLaunch::new(batch, row, col)
     }
 
     /// alpha, beta and those of C.
     pub(super) fn finish(&self) -> FinishLaunch {
-        FinishLaunch::with_strides(self.o, self.turned(self.o.add_strides()))
+        FinishLaunch::with_strides(self.o, self.transposed(self.o.add_strides()))
     }
 }
 
@@ -136,8 +136,8 @@ fn wide(oriented: &Oriented<'_>, client: &Client) -> bool {
     half && long && whole && (WIDE + 1..=THIN).contains(cols) && busy && Hardware::of(client).wgmma
 }
 
-/// Turns a product for wgmma so that its large operand is on the left, where that is the faster way.
-pub(super) fn turn(o: &mut Problem, client: &Client) {
+/// Transposes a product for wgmma so that its large operand is on the left, where that is the faster way.
+pub(super) fn transpose(o: &mut Problem, client: &Client) {
     let oriented = Oriented::new(o);
     if oriented.swapped && wide(&oriented, client) {
         o.transpose();

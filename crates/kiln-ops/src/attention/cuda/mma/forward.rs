@@ -12,7 +12,8 @@ use super::product::{
 use super::rows::{stage_sums, store_rows};
 use super::score::{Numbers, Score, exponent_factor, shaped};
 use super::work::{Heads, Sizes, head_of};
-use crate::exponential::{exp2, log2};
+use crate::exponential::exp2;
+use crate::tile::cuda::fragment::{origin, quad_max, quad_sum};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -146,17 +147,17 @@ fn settle(
     numbers: &Numbers,
     #[comptime] spec: Forward,
 ) -> Array<f32> {
-    let (fragments, lane) = (comptime!(spec.plan.tile.fragments), UNIT_POS % 32);
+    let fragments = comptime!(spec.plan.tile.fragments);
     let mut factors = Array::<f32>::new(comptime!(2 * fragments));
     #[unroll]
     for i in 0..comptime!(2 * fragments) {
-        let half = sums[i] + plane_shuffle_xor(sums[i], 1u32);
-        let sum = half + plane_shuffle_xor(half, 2u32);
+        let sum = quad_sum(sums[i]);
         let blind = sum == 0.0f32;
         factors[i] = select(blind, f32::new(0.0), 1.0f32 / sum);
         if comptime!(spec.lse) {
-            let row = own + lane / 4 + comptime!(i as u32 * 8);
-            if lane % 4 < 1 && row < sizes.queries {
+            let (row, col) = origin(UNIT_POS % 32);
+            let row = own + row + comptime!(i as u32 * 8);
+            if col == 0u32 && row < sizes.queries {
                 let exponent = largest[i] * exponent_factor(numbers, spec.score) + log2(sum);
                 let lse_at = owner as usize * sizes.queries as usize + row as usize;
                 lse[lse_at] = select(blind, f32::new(f32::INFINITY), exponent);
@@ -230,8 +231,7 @@ fn soften(
             let pair = scores[comptime!(first + c)];
             found = max(found, max(pair.extract(half), pair.extract(comptime!(half + 1))));
         }
-        found = max(found, plane_shuffle_xor(found, 1u32));
-        found = max(found, plane_shuffle_xor(found, 2u32));
+        found = quad_max(found);
         // A row that has seen nothing yet: -∞ less -∞ is not a number.
         let shift = select(found == f32::new(f32::NEG_INFINITY), f32::new(0.0), found * factor);
         let again = exp2(fma(largest[i], factor, -shift));

@@ -1,7 +1,7 @@
 //! The gradients of keys and values.
 //!
 //! A cube makes a tile of keys of one KV head, of all query heads that read it one after the other, and blocks of
-//! queries pass by. All is turned round: rows of scores are keys, so that weights and the gradients of scores are in
+//! queries pass by. All is transposed: rows of scores are keys, so that weights and the gradients of scores are in
 //! registers where the next products take them, and nothing goes through shared memory. Of wide heads, two warps have
 //! the same rows and half of the columns of the result each.
 
@@ -88,11 +88,11 @@ pub(super) fn keys_kernel<E: Float, C: Size>(
     let part = plane_broadcast(UNIT_POS / 32, 0u32) / comptime!(tile.owners())
         * comptime!(totals_of.cols as u32 * 32);
     let mut sums = Sums::new(scores_of, totals_of);
-    let mut turn = Turn { at: 0u32.runtime(), head: 0u32.runtime() };
+    let mut cursor = Cursor { at: 0u32.runtime(), head: 0u32.runtime() };
     for j in 0..total {
-        let query0 = (span.begin + turn.at) * block;
-        turn.step(count);
-        let (next_head, next) = (turn.head, (span.begin + turn.at) * block);
+        let query0 = (span.begin + cursor.at) * block;
+        cursor.step(count);
+        let (next_head, next) = (cursor.head, (span.begin + cursor.at) * block);
         // The block is there, and the stage that is filled now has been read.
         copy_wait(0u32);
         sync_cube();
@@ -173,13 +173,13 @@ impl Sums {
 
 /// A block of queries, of those that a cube takes of each head, and a head of the group.
 #[derive(CubeType)]
-struct Turn {
+struct Cursor {
     at: u32,
     head: u32,
 }
 
 #[cube]
-impl Turn {
+impl Cursor {
     fn step(&mut self, count: u32) {
         self.at += 1;
         if self.at == count {

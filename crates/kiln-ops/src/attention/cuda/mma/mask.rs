@@ -2,6 +2,8 @@
 
 use super::plan::Plan;
 use super::work::Sizes;
+use crate::attention::problem::Problem;
+use crate::tile::cuda::fragment::origin;
 use cubecl::prelude::*;
 
 /// What limits them, beside the ends.
@@ -10,6 +12,13 @@ pub(super) struct Limits {
     pub(super) causal: bool,
     pub(super) window: bool,
     pub(super) documents: bool,
+}
+
+impl Limits {
+    pub(super) fn of(problem: &Problem) -> Self {
+        let mask = problem.mask;
+        Self { causal: mask.causal, window: mask.window.is_some(), documents: mask.documents }
+    }
 }
 
 #[cube]
@@ -181,9 +190,8 @@ impl Span {
         #[comptime] fragments: usize,
         #[comptime] limits: Limits,
     ) -> Reach {
-        let lane = UNIT_POS % 32;
-        let (row, col) = (self.own + lane / 4, column + lane % 4 * 2);
-        Reach::new(row, col, sizes, documents, fragments, side, limits)
+        let (row, col) = origin(UNIT_POS % 32);
+        Reach::new(self.own + row, column + col, sizes, documents, fragments, side, limits)
     }
 }
 

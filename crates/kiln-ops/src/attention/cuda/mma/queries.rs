@@ -13,6 +13,7 @@ use super::product::{
 use super::rows::{stage_sums, store_rows};
 use super::score::{Numbers, Score, weigh};
 use super::work::{Heads, Sizes, head_of};
+use crate::tile::cuda::fragment::origin;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -150,7 +151,7 @@ impl Taken {
         let mut deltas = Array::<f32>::new(comptime!(2 * fragments));
         #[unroll]
         for i in 0..comptime!(2 * fragments) {
-            let query = min(own + UNIT_POS % 32 / 4 + comptime!(i as u32 * 8), queries - 1);
+            let query = min(own + origin(UNIT_POS % 32).0 + comptime!(i as u32 * 8), queries - 1);
             let at = owner as usize * queries as usize + query as usize;
             exponents[i] = lse[at];
             deltas[i] = delta[at];

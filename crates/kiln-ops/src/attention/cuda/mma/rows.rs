@@ -5,6 +5,7 @@
 //! of the lane.
 
 use super::product::Product;
+use crate::tile::cuda::fragment::origin;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
@@ -114,9 +115,9 @@ pub(super) fn stage_sums(
     at: u32,
     #[comptime] product: Product,
 ) {
-    let lane = UNIT_POS % 32;
     let pitch = comptime!(product.pitch);
-    let at = at + lane / 4 * pitch + lane % 4 * 4;
+    let (row, col) = origin(UNIT_POS % 32);
+    let at = at + row * pitch + col * 2;
     let across = comptime!(2 * product.cols);
     #[unroll]
     for i in 0..comptime!(product.rows) {

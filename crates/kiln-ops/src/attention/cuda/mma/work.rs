@@ -1,6 +1,5 @@
 //! Which tile of which head a cube makes, and where heads are.
 
-use super::mask::Limits;
 use super::rows::{Head, Place};
 use crate::attention::problem::{HeadsView, Problem};
 use crate::tile::cuda::ptx::global_address;
@@ -109,13 +108,6 @@ impl Grid {
             section as u32,
         );
         Self { sizes, cubes: tiles * owners }
-    }
-}
-
-impl Limits {
-    pub(super) fn of(problem: &Problem) -> Self {
-        let mask = problem.mask;
-        Self { causal: mask.causal, window: mask.window.is_some(), documents: mask.documents }
     }
 }
 

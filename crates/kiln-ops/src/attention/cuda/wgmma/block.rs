@@ -2,7 +2,7 @@
 
 use super::places::Places;
 use super::plan::Forward;
-use super::softmax::{Pair, Sight, rounded, settle, soften};
+use super::softmax::{RowPair, Sight, rounded, settle, soften};
 use crate::tile::cuda::fragment::scale_rows;
 use crate::tile::cuda::pipeline::{PipelineState, Ring};
 use crate::tile::cuda::ptx::*;
@@ -138,7 +138,7 @@ pub(super) fn begin_block<S: Size, W: Size>(
     rings: &Rings,
     reading: &mut Reading,
     weights: &mut Array<Vector<u32, W>>,
-    stats: &mut Array<Pair>,
+    stats: &mut Array<RowPair>,
     block: u32,
     sight: &Sight,
     places: &Places,
@@ -162,7 +162,7 @@ pub(super) fn step<S: Size, W: Size, O: Size>(
     reading: &mut Reading,
     out: &mut Array<Vector<f32, O>>,
     weights: &mut Array<Vector<u32, W>>,
-    stats: &mut Array<Pair>,
+    stats: &mut Array<RowPair>,
     block: u32,
     sight: &Sight,
     places: &Places,

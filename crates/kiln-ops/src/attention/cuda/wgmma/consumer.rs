@@ -9,11 +9,10 @@
 #![allow(clippy::identity_op)]
 
 use super::block::{Reading, Rings, TURNS, Warpgroup, begin_block, end_block, pass, step};
-use super::forward::NONE;
 use super::output::{store, write_lse};
-use super::places::{Blocks, Places, QueryTile, blocks, query_tile};
+use super::places::{Blocks, NONE, Places, QueryTile, blocks, query_tile};
 use super::plan::Forward;
-use super::softmax::{Pair, begin, inverses, sight, totals};
+use super::softmax::{RowPair, begin, inverses, sight, totals};
 use crate::tile::cuda::fragment::{origin, scale_rows};
 use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::ptx::*;
@@ -64,7 +63,7 @@ pub(super) fn consume(
         let last = min(tile.first + rows, places.queries) - 1;
         let all = blocks(tile.first, last, documents, places, forward.keys(), forward.limited);
         let mut out = Array::<Vector<f32, Out>>::new(1usize);
-        let mut stats = Array::<Pair>::new(2usize);
+        let mut stats = Array::<RowPair>::new(2usize);
         out[0] = Vector::new(0.0f32);
         begin(&mut stats);
         attend::<Scores, Weights, Out>(
@@ -102,7 +101,7 @@ fn attend<S: Size, W: Size, O: Size>(
     rings: &Rings,
     reading: &mut Reading,
     out: &mut Array<Vector<f32, O>>,
-    stats: &mut Array<Pair>,
+    stats: &mut Array<RowPair>,
     tile: &QueryTile,
     all: &Blocks,
     documents: &[u32],

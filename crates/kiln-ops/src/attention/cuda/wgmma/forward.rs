@@ -10,15 +10,12 @@
 
 use super::block::Rings;
 use super::consumer::consume;
-use super::places::{Places, QueryTile, blocks, query_tile};
+use super::places::{NONE, Places, QueryTile, blocks, query_tile};
 use super::plan::Forward;
 use crate::tile::cuda::pipeline::{PipelineState, Ring, barrier_bytes, rings_ready};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
-
-/// What stands in the place of a tile's number after the last one.
-pub(super) const NONE: u32 = u32::MAX;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn attention_wgmma_kernel<E: Float>(

@@ -3,7 +3,7 @@
 use super::block::{Rings, Warpgroup};
 use super::places::{Places, QueryTile};
 use super::plan::Forward;
-use super::softmax::{Pair, log_sum_exp};
+use super::softmax::{RowPair, log_sum_exp};
 use crate::tile::cuda::fragment::origin;
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::store::{ChunkAddresses, Stored, store_parts};
@@ -15,8 +15,8 @@ pub(super) fn write_lse(
     lse: &mut [f32],
     me: &Warpgroup,
     tile: &QueryTile,
-    shifts: Pair,
-    sums: Pair,
+    shifts: RowPair,
+    sums: RowPair,
     places: &Places,
 ) {
     let (row, col) = origin(me.unit);

@@ -4,6 +4,9 @@ use super::plan::Limited;
 use crate::attention::problem::Problem;
 use cubecl::prelude::*;
 
+/// What stands in the place of a tile's number after the last one.
+pub(super) const NONE: u32 = u32::MAX;
+
 /// The sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Places {

@@ -5,19 +5,20 @@
 
 use super::places::{Places, limits};
 use super::plan::Forward;
-use crate::exponential::{exp2, log2, reciprocal};
-use crate::tile::cuda::fragment::offset;
+use crate::exponential::{exp2, reciprocal};
+use crate::tile::cuda::fragment::{offset, quad_sum, row_max};
+use crate::tile::cuda::ptx::log2;
 use cubecl::prelude::*;
 
 /// Less than any score, and finite, so that the difference of two shifts is a number.
 const LEAST: f32 = -1.0e30;
 
 /// Two numbers, one for each row of a unit.
-pub(super) type Pair = Vector<f32, Const<2>>;
+pub(super) type RowPair = Vector<f32, Const<2>>;
 
 /// Shifts and sums before the first block.
 #[cube]
-pub(super) fn begin(rows: &mut Array<Pair>) {
+pub(super) fn begin(rows: &mut Array<RowPair>) {
     rows[0] = Vector::new(f32::new(LEAST));
     rows[1] = Vector::new(0.0f32);
 }
@@ -99,13 +100,13 @@ fn masked<N: Size>(
 #[cube]
 pub(super) fn soften<N: Size>(
     scores: &mut Array<Vector<f32, N>>,
-    rows: &mut Array<Pair>,
+    rows: &mut Array<RowPair>,
     block: u32,
     sight: &Sight,
     places: &Places,
     #[comptime] mask: bool,
     #[comptime] forward: Forward,
-) -> Pair {
+) -> RowPair {
     let count = comptime!(forward.tile.keys / 2);
     let scale = if comptime!(forward.softcap) { f32::new(1.0) } else { places.scale };
     if comptime!(forward.softcap) {
@@ -114,24 +115,13 @@ pub(super) fn soften<N: Size>(
     if comptime!(mask) {
         scores[0] = masked::<N>(scores[0], block, sight, forward);
     }
-    let mut shifts = Pair::empty();
+    let largest = row_max::<N>(scores[0]);
+    let mut shifts = RowPair::empty();
+    let mut factors = RowPair::empty();
+    let mut sums = RowPair::empty();
     #[unroll]
     for r in 0..2usize {
-        let mut largest = scores[0].extract(comptime!(2 * r));
-        #[unroll]
-        for i in 0..count {
-            if comptime!(i % 4 / 2 == r) {
-                largest = max(largest, scores[0].extract(i));
-            }
-        }
-        largest = max(largest, plane_shuffle_xor(largest, 1u32));
-        largest = max(largest, plane_shuffle_xor(largest, 2u32));
-        shifts.insert(r, max(rows[0].extract(r), largest * scale));
-    }
-    let mut factors = Pair::empty();
-    let mut sums = Pair::empty();
-    #[unroll]
-    for r in 0..2usize {
+        shifts.insert(r, max(rows[0].extract(r), largest.extract(r) * scale));
         let factor = exp2(rows[0].extract(r) - shifts.extract(r));
         factors.insert(r, factor);
         sums.insert(r, rows[1].extract(r) * factor);
@@ -153,7 +143,7 @@ pub(super) fn soften<N: Size>(
 /// Keeps what makes these sums before the waits that follow, under the products that are waited for: ptxas would move
 /// it behind them. It does not know that sums are not negative, and moves no store behind a wait.
 #[cube]
-pub(super) fn settle(sums: Pair) {
+pub(super) fn settle(sums: RowPair) {
     gpu_asm!(
         "{{ .reg .pred p; .reg .b32 zero; mov.b32 zero, 0;",
         "setp.lt.f32 p, {a}, 0f00000000; setp.lt.or.f32 p, {b}, 0f00000000, p;",
@@ -164,21 +154,19 @@ pub(super) fn settle(sums: Pair) {
 
 /// The sums of whole rows, over the quad that shares them.
 #[cube]
-pub(super) fn totals(sums: Pair) -> Pair {
-    let mut totals = Pair::empty();
+pub(super) fn totals(sums: RowPair) -> RowPair {
+    let mut totals = RowPair::empty();
     #[unroll]
     for r in 0..2usize {
-        let mut sum = sums.extract(r) + plane_shuffle_xor(sums.extract(r), 1u32);
-        sum += plane_shuffle_xor(sum, 2u32);
-        totals.insert(r, sum);
+        totals.insert(r, quad_sum(sums.extract(r)));
     }
     totals
 }
 
 /// What rows are divided by, as factors; 0 for one that saw nothing.
 #[cube]
-pub(super) fn inverses(totals: Pair) -> Pair {
-    let mut inverses = Pair::empty();
+pub(super) fn inverses(totals: RowPair) -> RowPair {
+    let mut inverses = RowPair::empty();
     #[unroll]
     for r in 0..2usize {
         let total = totals.extract(r);
@@ -189,7 +177,7 @@ pub(super) fn inverses(totals: Pair) -> Pair {
 
 /// The log-sum-exp of row `r` to base 2; +∞ for one that saw nothing.
 #[cube]
-pub(super) fn log_sum_exp(shifts: Pair, totals: Pair, #[comptime] r: usize) -> f32 {
+pub(super) fn log_sum_exp(shifts: RowPair, totals: RowPair, #[comptime] r: usize) -> f32 {
     let total = totals.extract(r);
     select(total == 0.0f32, f32::new(f32::INFINITY), shifts.extract(r) + log2(total))
 }

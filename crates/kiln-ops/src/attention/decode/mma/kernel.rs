@@ -5,6 +5,7 @@ use super::{Plan, WARPS};
 use crate::attention::simt::block::{Heads, Numbers, Rules, score, seen};
 use crate::attention::simt::forward::LOWEST;
 use crate::exponential::exp2;
+use crate::tile::cuda::fragment::{quad_max, quad_sum};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
@@ -218,8 +219,7 @@ fn weigh(
             }
             scores[comptime!(tile + n)] = pair;
         }
-        most = max(most, plane_shuffle_xor(most, 1u32));
-        most = max(most, plane_shuffle_xor(most, 2u32));
+        most = quad_max(most);
         // Where nothing has been seen yet, weights are 0.
         let shift = select(most == f32::new(LOWEST), f32::new(0.0), most);
         let shrink = exp2(running.largest[e] - shift);
@@ -304,8 +304,7 @@ fn leave(
     #[unroll]
     for e in 0..plan.eights {
         let row = slot * comptime!(plan.rows()) + comptime!(8 * e);
-        let half = running.totals[e] + plane_shuffle_xor(running.totals[e], 1u32);
-        let total = half + plane_shuffle_xor(half, 2u32);
+        let total = quad_sum(running.totals[e]);
         if quad == 0 {
             largest[row + group] = running.largest[e];
             totals[row + group] = total;

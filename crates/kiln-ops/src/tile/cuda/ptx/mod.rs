@@ -19,6 +19,7 @@ pub(crate) use tma::*;
 pub(crate) use wgmma::*;
 
 use burn::tensor::DType;
+use cubecl::prelude::*;
 
 /// Element type of the operands of a tensor-core instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,4 +47,12 @@ impl Float16 {
 /// `{x(0), x(1), ...}` without the braces.
 fn list(n: usize, x: impl Fn(usize) -> String) -> String {
     (0..n).map(x).collect::<Vec<_>>().join(", ")
+}
+
+/// log2(x) by `lg2.approx`.
+#[cube]
+pub(crate) fn log2(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("lg2.approx.ftz.f32 {o}, {x};", o = out(_) out, x = in(_) x, options(pure, nomem));
+    out
 }

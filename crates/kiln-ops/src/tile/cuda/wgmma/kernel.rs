@@ -8,6 +8,9 @@
 //! a pair needs its rings at the end, to hand over the sums of the rows that the other one finishes. (Groups
 //! that take whole tiles in turns need an order among themselves: a parity tells only one time round the ring
 //! from the next.)
+//!
+//! A unit holds 128 sums at most and needs 154 registers, of 224 that nine warps leave each: `setmaxnreg` has nothing to
+//! give.
 
 use super::consumer::{Results, consume};
 use super::product::{STORE_BYTES, UNITS, WgmmaProduct};

@@ -2,7 +2,8 @@
 
 use super::product::WgmmaTile;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, order};
-use crate::tile::problem::{Dual, Problem};
+use crate::tile::cuda::second::Dual;
+use crate::tile::problem::Problem;
 
 /// The settings of a launch.
 pub(super) struct Plan {

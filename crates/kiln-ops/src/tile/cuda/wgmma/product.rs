@@ -3,9 +3,9 @@
 use crate::tile::cuda::producer::Stages;
 use crate::tile::cuda::ptx::{Float16, Wgmma};
 use crate::tile::cuda::schedule::{DEPTH, ROWS, Scheduler};
+use crate::tile::cuda::second::Dual;
 use crate::tile::cuda::store::Stored;
 use crate::tile::finish::Linear;
-use crate::tile::problem::Dual;
 use crate::tile::view::Order;
 
 /// Two warpgroups that multiply and a warp that loads: within 168 registers a unit, 96 for two cubes.

@@ -3,9 +3,8 @@
 // A product is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
 
-use super::consumer::{BOTH, READ, hand_over};
-use super::kernel::Rings;
 use super::plan::{Gradient, PART, STAGES};
+use super::rings::{BOTH, READ, Rings, hand_over};
 use super::rows::{COMPLETE, MASKED, OTHERS};
 use super::weights::{Pairs, Sums, slopes, weigh};
 use crate::attention::cuda::wgmma::places::Places;

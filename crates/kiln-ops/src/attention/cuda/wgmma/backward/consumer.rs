@@ -4,21 +4,15 @@
 #![allow(clippy::identity_op)]
 
 use super::block::{Operands, Reading, step};
-use super::kernel::{Rings, Tiles};
 use super::places::key_tile;
 use super::plan::{Gradient, KEYS, PART};
-use crate::attention::cuda::wgmma::forward::NONE;
-use crate::attention::cuda::wgmma::places::Places;
+use super::rings::{READ, Rings, Tiles, hand_over};
+use crate::attention::cuda::wgmma::places::{NONE, Places};
 use crate::tile::cuda::fragment::{origin, scale_rows};
 use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::store::{ChunkAddresses, Stored, chunk_addresses, store_parts};
 use cubecl::prelude::*;
-
-/// Barriers of the hardware: one for each warpgroup from 1 on, one for both, and one for each from here on that says
-/// that the other one has read dS.
-pub(super) const BOTH: u32 = 3;
-pub(super) const READ: u32 = 4;
 
 /// Makes the gradients of all tiles of this cube, those of queries and keys times `scale`; for the units of a warpgroup.
 #[cube]
@@ -113,15 +107,4 @@ fn write_tile<O: Size>(
     }
     hand_over(rings);
     reading.out.advance(1u32);
-}
-
-/// Says that this warp has filled its part of what is stored.
-#[cube]
-pub(super) fn hand_over(rings: &Rings) {
-    async_proxy_fence();
-    sync_plane();
-    let lane = UNIT_POS % 32;
-    if lane == 0u32 {
-        rings.out.arrive(0u32);
-    }
 }

@@ -5,6 +5,7 @@ mod consumer;
 mod kernel;
 mod places;
 mod plan;
+mod rings;
 mod rows;
 mod turns;
 mod weights;

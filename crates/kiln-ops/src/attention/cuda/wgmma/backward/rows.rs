@@ -1,10 +1,9 @@
 //! The numbers of the rows of a block of queries on their way to shared memory.
 
-use super::kernel::{Rings, Tiles};
 use super::places::{key_tile, tiles_of};
 use super::plan::{Gradient, KEYS, STAGES};
-use crate::attention::cuda::wgmma::forward::NONE;
-use crate::attention::cuda::wgmma::places::{Places, limits};
+use super::rings::{Rings, Tiles};
+use crate::attention::cuda::wgmma::places::{NONE, Places, limits};
 use crate::tile::cuda::pipeline::PipelineState;
 use cubecl::prelude::*;
 

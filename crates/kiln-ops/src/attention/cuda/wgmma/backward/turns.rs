@@ -5,14 +5,23 @@
 //! how many have had their turn. The sums of a head stand in one of a few slots: the next head in it has its turns
 //! after all those of the one before.
 
-use super::kernel::{Rings, Stores, Tiles};
 use super::places::{GradientPlaces, KeyTile, key_tile, tiles_of};
 use super::plan::{Gradient, KEYS, PART, SUMS};
-use crate::attention::cuda::wgmma::forward::NONE;
-use crate::attention::cuda::wgmma::places::Places;
+use super::rings::{Rings, Tiles};
+use crate::attention::cuda::wgmma::places::{NONE, Places};
 use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
+
+/// The results as TMA writes them, and where sums of dQ are kept and counted.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Stores {
+    pub(super) dq: u64,
+    pub(super) dk: u64,
+    pub(super) dv: u64,
+    pub(super) sums: u64,
+    pub(super) turns: u64,
+}
 
 /// Stores what all tiles of this cube make; for the units of a warp, of which one does it.
 #[cube]

@@ -257,7 +257,15 @@ fn times_of_the_backward() {
             let scale = case.scale;
             let problem = Problem { q, k, v, sizes, mask, scale, softcap: None, documents: None };
             forward(&problem, &o, Some(&lse));
-            let with = Backward { dy: &dy, lse: &lse, delta: &delta, dq: &dq, dk: &dk, dv: &dv, wanted: [true; 3] };
+            let with = Backward {
+                dy: &dy,
+                lse: &lse,
+                delta: &delta,
+                dq: &dq,
+                dk: &dk,
+                dv: &dv,
+                wanted: [true; 3],
+            };
             let operations = 10.0 * (rows * length * width) as f64 * if causal { 0.5 } else { 1.0 };
             let seconds = burst(&dq.tensor, || backward(&problem, &with));
             eprintln!(
