@@ -412,7 +412,7 @@ fn speed() {
                 backend::backward(dg.clone(), set.clone(), records.clone(), full)
             };
             let backward = || of.iter().map(one).collect::<Vec<_>>();
-            print("backward", 33 * sites, seconds(&device, sets, backward));
+            print("backward", 36 * sites, seconds(&device, sets, backward));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! How times grow, drawn as SVG.
 
-use super::Run;
 use super::compare::of_one_gpu;
+use super::{Row, Run};
 use plotters::prelude::*;
 
 /// Pixels.
@@ -18,7 +18,7 @@ const LINES: [RGBColor; 6] = [
     RGBColor(0x6b, 0x6b, 0x2f),
 ];
 
-/// A line: an implementation of a pass, and its times over the lengths.
+/// An implementation of a pass, and its times over the lengths.
 struct Line {
     name: String,
     points: Vec<(f64, f64)>,
@@ -28,10 +28,10 @@ struct Line {
 ///
 /// # Errors
 ///
-/// One line if the runs are of different GPUs, or have no two lengths.
+/// One line if the runs are of different GPUs, have no two lengths, or have two times of one.
 pub fn picture(runs: &[Run]) -> Result<String, String> {
     of_one_gpu(runs)?;
-    let lines = lines(runs);
+    let lines = lines(runs)?;
     let all = || lines.iter().flat_map(|line| line.points.iter().copied());
     let ends = |of: fn((f64, f64)) -> f64| {
         let (low, high) =
@@ -90,26 +90,36 @@ pub fn picture(runs: &[Run]) -> Result<String, String> {
     Ok(svg)
 }
 
-fn lines(runs: &[Run]) -> Vec<Line> {
+/// The lines, with the names of their implementations and of what not all have in common.
+fn lines(runs: &[Run]) -> Result<Vec<Line>, String> {
+    let rows = || runs.iter().flat_map(|run| &run.rows);
+    let of = |row: &Row| {
+        let attributes = row.shape.split_once(' ').map_or("", |(_, attributes)| attributes);
+        let launched = if row.recorded { "" } else { "call by call" };
+        [&row.op, &row.pass.to_string(), &row.dtype, attributes, launched].map(String::from)
+    };
+    let all: Vec<_> = rows().map(of).collect();
     let mut lines: Vec<Line> = vec![];
-    let mut ops: Vec<_> = runs.iter().flat_map(|run| &run.rows).map(|r| (&r.op, r.pass)).collect();
-    ops.dedup();
-    for row in runs.iter().flat_map(|run| &run.rows) {
-        let name = match ops.iter().all(|op| *op == ops[0]) {
-            true => row.implementation.clone(),
-            false => format!("{} {}, {}", row.op, row.pass, row.implementation),
-        };
+    for row in rows() {
         let Some(length) = length(&row.shape) else { continue };
-        if !lines.iter().any(|line| line.name == name) {
-            lines.push(Line { name: name.clone(), points: vec![] });
+        let differs = |i: &usize| all.iter().any(|other| other[*i] != all[0][*i]);
+        let parts = of(row);
+        let apart = (0..parts.len()).filter(differs).map(|i| parts[i].as_str());
+        let parts = std::iter::once(row.implementation.as_str()).chain(apart);
+        let name = parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
+        let line = match lines.iter().position(|line| line.name == name) {
+            Some(i) => &mut lines[i],
+            None => lines.push_mut(Line { name, points: vec![] }),
+        };
+        if line.points.iter().any(|point| point.0 == length) {
+            return Err(format!("there are two times of {} at length {length}", line.name));
         }
-        let line = lines.iter_mut().find(|line| line.name == name).expect("it is there");
         line.points.push((length, row.us));
     }
     for line in &mut lines {
         line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
     }
-    lines
+    Ok(lines)
 }
 
 /// The last dimension of the first input of a shape, as [`Case`](super::Case) is written.
@@ -127,8 +137,8 @@ fn time(us: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Pass;
     use super::super::table::tests::{row, run};
-    use super::super::{Pass, Row};
     use super::*;
 
     fn of(implementation: &str, shape: &str, us: f64) -> Row {
@@ -138,11 +148,29 @@ mod tests {
     #[test]
     fn every_implementation_has_a_line_and_a_point_for_each_length() {
         let rows = vec![of("fused", "16×1024, 16×1023, 1×2", 5.0), of("fused", "16×2048", 9.0)];
-        let peers = vec![of("jax", "16×1024", 50.0), of("jax", "16×2048 mode=causal", 99.0)];
+        let peers = vec![of("jax", "16×1024", 50.0), of("jax", "16×2048", 99.0)];
         let svg = picture(&[run("NVIDIA H200", rows), run("NVIDIA H200", peers)]).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("fused\n") && svg.contains("jax\n"));
         assert_eq!(svg.matches("<circle").count(), 4);
         assert!(!svg.contains("NaN"), "{svg}");
+    }
+
+    #[test]
+    fn what_differs_has_a_line_of_its_own() {
+        let causal = |length, us| of("jax", &format!("16×{length} mode=causal"), us);
+        let by_call = Row { recorded: false, ..of("jax", "16×1024", 50.0) };
+        let rows = vec![by_call, causal(1024, 20.0), causal(2048, 30.0)];
+        let lines = lines(&[run("NVIDIA H200", rows)]).unwrap();
+        let named = lines.iter().map(|line| (line.name.as_str(), line.points.len()));
+        let expected = [("jax, call by call", 1), ("jax, mode=causal", 2)];
+        assert_eq!(named.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn two_times_of_one_length_are_refused() {
+        let rows = vec![of("fused", "16×1024", 5.0), of("fused", "8×1024", 9.0)];
+        let error = picture(&[run("NVIDIA H200", rows)]).unwrap_err();
+        assert_eq!(error, "there are two times of fused at length 1024");
     }
 
     #[test]

@@ -19,8 +19,8 @@
 //! continued fractions of R. Haydock, V. Heine and M. Kelly, 1972; the parallel form of linear recurrences is that
 //! of G. Blelloch, Prefix Sums and Their Applications, 1990.
 //!
-//! Bytes that must move, for n = B·N sites: forward 20·n (a, b, c in, G out), backward 32·n and n bytes of what the
-//! forward keeps for it.
+//! Bytes that must move, for n = B·N sites: forward 20·n (a, b, c in, G out), backward 32·n and 4·n of what the forward keeps
+//! for it.
 
 #[cfg(feature = "cube")]
 pub mod backend;

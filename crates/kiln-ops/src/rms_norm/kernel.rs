@@ -21,18 +21,18 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-// Settings, by a sweep of 1, 2, 3, 4 and 8 chunks, cubes of 128 to 1024 units and 1 to 16 cubes a
-// multiprocessor on an H200 (bf16, 16384×4096, 32768×768, 8192×8192, 4096×16384, 131072×128).
-// Walking over rows and loading the next row ahead won nothing, forward or backward.
+// Settings, by sweeps of 1, 2, 3, 4 and 8 chunks, cubes of 128 to 1024 units and 1 to 16 cubes a multiprocessor on an
+// H200 (bf16, 16384×4096, 32768×768, 8192×8192, 4096×16384, 131072×128). Walking over rows and loading the next row ahead
+// won nothing forward.
 
 /// Vectors of a row for each unit: 4 is within 1 % of the best width by width, 1 loses up to 30 %.
 const FORWARD_CHUNKS: usize = 4;
 /// Vectors that a unit can hold when the units of a cube run out.
 const FORWARD_RESIDENT: usize = 8;
-/// As forward.
+/// As forward. If the units of a cube run out, rows are read twice instead.
 const BACKWARD_CHUNKS: usize = 4;
-/// Beyond 4, wider rows are read twice instead; more was not tried.
-const BACKWARD_RESIDENT: usize = 4;
+/// Units of a row up to which the next row is loaded ahead.
+const AHEAD_UNITS: usize = 128;
 
 /// Units of a backward cube, by the sweep: several narrow rows share a cube and so one partial sum;
 /// a row of 128 units is fastest alone, wider ones in cubes of 512 (presumably because the bound
@@ -45,14 +45,42 @@ fn backward_cube(units: u32) -> u32 {
     }
 }
 
-/// Backward cubes a multiprocessor, the fastest of 1 to 16 in the sweep: each walks over an equal
-/// share of the rows, so a second wave would run alone.
-fn backward_cubes(plan: &RowPlan) -> usize {
-    match plan.cube_dim().num_elems() {
-        0..=128 => 3,
-        129..=256 if plan.chunks <= 2 => 3,
-        129..=256 => 2,
-        _ => 1,
+/// How a backward goes over rows.
+struct Walk {
+    plan: RowPlan,
+    /// Cubes a multiprocessor, the fastest of 1 to 16 in the sweep: each walks over an equal share of the rows, so a
+    /// second wave would run alone.
+    cubes: usize,
+    /// The next row is loaded while one is worked on.
+    ahead: bool,
+}
+
+impl Walk {
+    fn new(client: &Client, vectors: usize, add: bool) -> Self {
+        let of =
+            |chunks, cube: &dyn Fn(u32) -> u32| RowPlan::new(client, vectors, chunks, chunks, cube);
+        match vectors {
+            // With a third tensor to wait for, rows ahead win 2 to 40 % (128 to 4096 wide, bf16).
+            _ if add && vectors <= AHEAD_UNITS * BACKWARD_CHUNKS => {
+                let plan = of(BACKWARD_CHUNKS, &|_| 256);
+                let cubes = if plan.chunks <= 2 { 3 } else { 1 };
+                Self { plan, cubes, ahead: true }
+            }
+            // A quarter faster than 256 units of 4 vectors; of 640 vectors 96 units would be half as fast as 160.
+            _ if add && vectors == 2 * AHEAD_UNITS * BACKWARD_CHUNKS => {
+                Self { plan: of(2 * BACKWARD_CHUNKS, &|_| 128), cubes: 2, ahead: false }
+            }
+            _ => {
+                let plan = of(BACKWARD_CHUNKS, &backward_cube);
+                let cubes = match plan.cube_dim().num_elems() {
+                    0..=128 => 3,
+                    129..=256 if plan.chunks <= 2 => 3,
+                    129..=256 => 2,
+                    _ => 1,
+                };
+                Self { plan, cubes, ahead: false }
+            }
+        }
     }
 }
 
@@ -265,9 +293,9 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, O
         None => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, &weight]),
     };
     let vectors = x.width / size;
-    let plan = RowPlan::new(&client, vectors, BACKWARD_CHUNKS, BACKWARD_RESIDENT, backward_cube);
+    let Walk { plan, cubes, ahead } = Walk::new(&client, vectors, dsum.is_some());
     let groups = x.rows.div_ceil(plan.row.rows as usize);
-    let filled = launch::multiprocessors(&client) * backward_cubes(&plan);
+    let filled = launch::multiprocessors(&client) * cubes;
     let cubes = if wanted.weight { groups.min(filled) } else { groups };
     let partial = if wanted.weight {
         let shape = Shape::new([cubes, x.width]);
@@ -283,7 +311,7 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, O
         &dy.tensor,
         dsum.as_ref().map_or(&dy.tensor, |d| &d.tensor),
     ]);
-    let backward = BackwardPlan { rows: plan, wanted, add };
+    let backward = BackwardPlan { rows: plan, wanted, add, ahead };
     let ways = [("several rounds", groups > cubes)];
     launch::plans::note("rms_norm backward", &(&backward, size, address), &ways);
     // SAFETY: every index is below rows · stride, rows · vectors or cubes · vectors; buffers that

@@ -39,10 +39,11 @@ fn rotate<N: Number>(
                 RopeLayout::Half => (k, k + width / 2),
                 RopeLayout::Interleaved => (2 * k, 2 * k + 1),
             };
-            // Tables are made in f64 and kept in f32, as constants are.
+            // Tables are made in f64 and kept in f32. All vectors of a position have these roundings in common.
             let (sin, cos) = (position * frequency).sin_cos();
-            y[i] = (x[i] * cos + x[j] * (sign * sin)).stored();
-            y[j] = (x[j] * cos - x[i] * (sign * sin)).stored();
+            let times = |x: N, held: f64| (x * N::exact(held)).off_by(1.0);
+            y[i] = (times(x[i], cos) + times(x[j], sign * sin)).stored();
+            y[j] = (times(x[j], cos) - times(x[i], sign * sin)).stored();
         }
     }
     y

@@ -186,63 +186,98 @@ fn divided(factor: f32, a: Complex, by: Reciprocal) -> Complex {
     Complex { re: a.re * factor, im: -(a.im * factor) }
 }
 
+/// The continued fractions, as far as they have been followed.
+#[derive(CubeType)]
+struct Fractions {
+    /// β_{j−1}/δ_{j−1} of the next site from the left, β_j/ε_{j+1} of the next one from the right.
+    before: Complex,
+    behind: Complex,
+    /// The largest square of a pivot.
+    largest: f32,
+    /// Of numbers that are infinite or NaN where something left f32, and stay so.
+    sum: f32,
+    #[cube(comptime)]
+    ptx: bool,
+}
+
+#[cube]
+impl Fractions {
+    fn reciprocal(&mut self, pivot: Complex) -> Reciprocal {
+        let by = reciprocal(pivot, comptime!(self.ptx));
+        self.largest = max(self.largest, by.square);
+        by
+    }
+
+    /// G of a pivot from the left and what stands behind it.
+    fn g(&mut self, pivot: Complex, behind: Complex) -> Complex {
+        let both = minus(pivot, behind);
+        let by = self.reciprocal(both);
+        self.sum += by.over;
+        divided(1.0f32, both, by)
+    }
+}
+
 /// By the continued fractions δ_j = α_j − β_{j−1}/δ_{j−1} and ε_j = α_j − β_j/ε_{j+1}, which is quick. A pivot so small
 /// that its square leaves f32 shows in the end: infinities and NaN stay.
 #[cube]
 fn by_pivots(sites: &Sites, left: Pair, right: Pair, #[comptime] options: Options) -> Found {
     let ptx = comptime!(options.ptx);
     let mut g = Array::<f32>::new(comptime!(2 * FORWARD));
-    let mut largest = f32::new(0.0);
-    // Stays infinite or NaN.
-    let mut sum = f32::new(0.0);
-    // β_j/ε_{j+1} of each site.
-    let mut behind = Array::<f32>::new(comptime!(2 * FORWARD));
     let mut half = Complex { re: 0.0f32, im: 0.0f32 };
-    if comptime!(!options.causal) {
-        let by = reciprocal(right.x, ptx);
-        let ratio = times(right.y, divided(-sites.beta[comptime!(FORWARD - 1)], right.x, by));
-        let mut next = ratio;
+    let mut of = Fractions {
+        before: times(left.y, divided(1.0f32, left.x, reciprocal(left.x, ptx))),
+        behind: half,
+        largest: f32::new(0.0),
+        sum: f32::new(0.0),
+        ptx,
+    };
+    if comptime!(options.causal) {
         #[unroll]
-        for k in 0..FORWARD {
-            let e = comptime!(FORWARD - 1 - k);
-            set(&mut behind, e, next);
-            let pivot = minus(alpha(sites, e), next);
-            if comptime!(e > 0) {
-                let by = reciprocal(pivot, ptx);
-                largest = max(largest, by.square);
-                next = divided(sites.beta[comptime!(e - 1)], pivot, by);
-                if comptime!(e == SITES) {
-                    half = divided(-1.0f32, pivot, by);
+        for e in 0..FORWARD {
+            let pivot = minus(alpha(sites, e), of.before);
+            let by = of.reciprocal(pivot);
+            of.before = divided(sites.beta[e], pivot, by);
+            of.sum += by.over;
+            set(&mut g, e, divided(1.0f32, pivot, by));
+        }
+    } else {
+        let by = reciprocal(right.x, ptx);
+        let over = divided(-sites.beta[comptime!(FORWARD - 1)], right.x, by);
+        of.behind = times(right.y, over);
+        // Both at once: divisions of one are under those of the other. They leave what the other will need, and meet
+        // in the middle.
+        let mut met = Array::<f32>::new(comptime!(2 * FORWARD));
+        #[unroll]
+        for e in 0..FORWARD {
+            let r = comptime!(FORWARD - 1 - e);
+            let from_left = minus(alpha(sites, e), of.before);
+            let from_right = minus(alpha(sites, r), of.behind);
+            if comptime!(e < r) {
+                set(&mut met, e, from_left);
+                set(&mut met, r, of.behind);
+            } else {
+                set(&mut g, e, of.g(from_left, complex_of(&met, e)));
+                set(&mut g, r, of.g(complex_of(&met, r), of.behind));
+            }
+            let by = of.reciprocal(from_left);
+            of.before = divided(sites.beta[e], from_left, by);
+            if comptime!(r > 0) {
+                let by = of.reciprocal(from_right);
+                of.behind = divided(sites.beta[comptime!(r - 1)], from_right, by);
+                if comptime!(r == SITES) {
+                    half = divided(-1.0f32, from_right, by);
                 }
             }
         }
-        sum += f32::abs(next.re) + f32::abs(next.im);
+        of.sum += f32::abs(of.behind.re) + f32::abs(of.behind.im);
     }
-    let mut before = times(left.y, divided(1.0f32, left.x, reciprocal(left.x, ptx)));
-    #[unroll]
-    for e in 0..FORWARD {
-        let pivot = minus(alpha(sites, e), before);
-        let by = reciprocal(pivot, ptx);
-        largest = max(largest, by.square);
-        before = divided(sites.beta[e], pivot, by);
-        if comptime!(options.causal) {
-            set(&mut g, e, divided(1.0f32, pivot, by));
-            sum += by.over;
-        } else {
-            let both = minus(pivot, complex_of(&behind, e));
-            let by = reciprocal(both, ptx);
-            largest = max(largest, by.square);
-            sum += by.over;
-            set(&mut g, e, divided(1.0f32, both, by));
-        }
-    }
-    sum += f32::abs(before.re) + f32::abs(before.im);
-    let within = largest < f32::new(SQUARE) && sites.largest < f32::new(PLAIN);
+    of.sum += f32::abs(of.before.re) + f32::abs(of.before.im);
+    let within = of.largest < f32::new(SQUARE) && sites.largest < f32::new(PLAIN);
     let one = Complex { re: 1.0f32, im: 0.0f32 };
     Found {
         g,
         right: normalised(Pair { x: one, y: half }).next,
-        exact: within && sum < f32::new(LARGEST),
+        exact: within && of.sum < f32::new(LARGEST),
     }
 }
 

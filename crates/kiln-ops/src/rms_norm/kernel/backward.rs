@@ -33,6 +33,9 @@ pub(super) struct BackwardPlan {
     pub(super) wanted: Wanted,
     /// There is a `dsum`, which dx takes in.
     pub(super) add: bool,
+    /// The next row is on its way while one is worked on, and weights come from the cache, row by row. Else a unit
+    /// holds its weights, and `dsum` is read where it is added.
+    pub(super) ahead: bool,
 }
 
 impl BackwardPlan {
@@ -85,11 +88,12 @@ fn write_dx<E: Float, W: Float, N: Size>(
     x: Vector<f32, N>,
     dy: Vector<f32, N>,
     weight: Vector<W, N>,
+    dsum: Vector<E, N>,
     #[comptime] plan: BackwardPlan,
 ) {
     let mut d = factors.r * Vector::<f32, N>::cast_from(weight) * dy - factors.back * x;
     if comptime!(plan.add) {
-        d += Vector::<f32, N>::cast_from(inputs.dsum[row * inputs.dsum_stride + i]);
+        d += Vector::<f32, N>::cast_from(dsum);
     }
     outputs.dx[row * inputs.vectors + i] = Vector::cast_from(d);
 }
@@ -122,8 +126,8 @@ fn backward_resident<E: Float, W: Float, N: Size>(
     let vectors = inputs.vectors;
     let part = comptime!(plan.shared());
     let mut shared = Shared::<[f32]>::new_slice(comptime!(2 * part));
-    let mut x_held = Array::<Vector<E, N>>::new(chunks);
-    let mut dy_held = Array::<Vector<E, N>>::new(chunks);
+    let mut held = Held::<E, N>::new(chunks);
+    let mut next = Held::<E, N>::new(chunks);
     let mut dw = Array::<Vector<f32, N>>::new(chunks);
     #[unroll]
     for c in 0..chunks {
@@ -131,7 +135,7 @@ fn backward_resident<E: Float, W: Float, N: Size>(
     }
     // A unit has the same columns in every row: its weights stay in registers too.
     let mut w_held = Array::<Vector<W, N>>::new(chunks);
-    if comptime!(plan.wanted.x) {
+    if comptime!(plan.wanted.x && !plan.ahead) {
         #[unroll]
         for c in 0..chunks {
             let i = unit + c * units;
@@ -141,28 +145,41 @@ fn backward_resident<E: Float, W: Float, N: Size>(
         }
     }
     let mut buffer = 0usize;
-    for start in range_stepped(CUBE_POS * rows_here, inputs.rows, CUBE_COUNT * rows_here) {
+    let first = CUBE_POS * rows_here;
+    if comptime!(plan.ahead) {
+        next.load::<W>(inputs, min(first + UNIT_POS_Y as usize, inputs.rows - 1), plan);
+    }
+    for start in range_stepped(first, inputs.rows, CUBE_COUNT * rows_here) {
         let at = start + UNIT_POS_Y as usize;
         let row = min(at, inputs.rows - 1);
         let mut squares = Vector::<f32, N>::new(0.0f32);
         let mut dots = Vector::<f32, N>::new(0.0f32);
-        #[unroll]
-        for c in 0..chunks {
-            let i = unit + c * units;
-            if comptime!(plan.rows.even) || i < vectors {
-                x_held[c] = inputs.x[row * inputs.x_stride + i];
-                dy_held[c] = inputs.dy[row * inputs.dy_stride + i];
+        if comptime!(plan.ahead) {
+            #[unroll]
+            for c in 0..chunks {
+                held.x[c] = next.x[c];
+                held.dy[c] = next.dy[c];
+                if comptime!(plan.add) {
+                    held.dsum[c] = next.dsum[c];
+                }
             }
+            next.load::<W>(inputs, min(at + CUBE_COUNT * rows_here, inputs.rows - 1), plan);
+        } else {
+            held.load::<W>(inputs, row, plan);
         }
         #[unroll]
         for c in 0..chunks {
             let i = unit + c * units;
             if comptime!(plan.rows.even) || i < vectors {
-                let x = Vector::<f32, N>::cast_from(x_held[c]);
-                let dy = Vector::<f32, N>::cast_from(dy_held[c]);
+                let x = Vector::<f32, N>::cast_from(held.x[c]);
+                let dy = Vector::<f32, N>::cast_from(held.dy[c]);
                 squares += x * x;
                 if comptime!(plan.wanted.x) {
-                    dots += x * dy * Vector::<f32, N>::cast_from(w_held[c]);
+                    let mut w = w_held[c];
+                    if comptime!(plan.ahead) {
+                        w = inputs.weight[i];
+                    }
+                    dots += x * dy * Vector::<f32, N>::cast_from(w);
                 }
             }
         }
@@ -176,11 +193,19 @@ fn backward_resident<E: Float, W: Float, N: Size>(
             for c in 0..chunks {
                 let i = unit + c * units;
                 if comptime!(plan.rows.even) || i < vectors {
-                    let x = Vector::<f32, N>::cast_from(x_held[c]);
-                    let dy = Vector::<f32, N>::cast_from(dy_held[c]);
+                    let x = Vector::<f32, N>::cast_from(held.x[c]);
+                    let dy = Vector::<f32, N>::cast_from(held.dy[c]);
                     if comptime!(plan.wanted.x) {
+                        let mut w = w_held[c];
+                        if comptime!(plan.ahead) {
+                            w = inputs.weight[i];
+                        }
+                        let mut dsum = held.dsum[c];
+                        if comptime!(plan.add && !plan.ahead) {
+                            dsum = inputs.dsum[row * inputs.dsum_stride + i];
+                        }
                         write_dx::<E, W, N>(
-                            inputs, outputs, &factors, row, i, x, dy, w_held[c], plan,
+                            inputs, outputs, &factors, row, i, x, dy, w, dsum, plan,
                         );
                     }
                     if comptime!(plan.wanted.weight) {
@@ -192,6 +217,41 @@ fn backward_resident<E: Float, W: Float, N: Size>(
     }
     if comptime!(plan.wanted.weight) {
         write_partial::<E, N>(&mut dw, outputs, vectors, comptime!(plan.rows));
+    }
+}
+
+/// What a unit holds of a row.
+#[derive(CubeType)]
+struct Held<E: Float, N: Size> {
+    x: Array<Vector<E, N>>,
+    dy: Array<Vector<E, N>>,
+    dsum: Array<Vector<E, N>>,
+}
+
+#[cube]
+impl<E: Float, N: Size> Held<E, N> {
+    fn new(#[comptime] chunks: usize) -> Self {
+        Held::<E, N> { x: Array::new(chunks), dy: Array::new(chunks), dsum: Array::new(chunks) }
+    }
+
+    fn load<W: Float>(
+        &mut self,
+        inputs: &BackwardInputs<E, W, N>,
+        row: usize,
+        #[comptime] plan: BackwardPlan,
+    ) {
+        let units = comptime!(plan.rows.row.units as usize);
+        #[unroll]
+        for c in 0..comptime!(plan.rows.chunks) {
+            let i = UNIT_POS_X as usize + c * units;
+            if comptime!(plan.rows.even) || i < inputs.vectors {
+                self.x[c] = inputs.x[row * inputs.x_stride + i];
+                self.dy[c] = inputs.dy[row * inputs.dy_stride + i];
+                if comptime!(plan.add && plan.ahead) {
+                    self.dsum[c] = inputs.dsum[row * inputs.dsum_stride + i];
+                }
+            }
+        }
     }
 }
 
@@ -273,7 +333,13 @@ fn backward_twice<E: Float, W: Float, N: Size>(
                 let dy = Vector::<f32, N>::cast_from(inputs.dy[row * inputs.dy_stride + i]);
                 if comptime!(plan.wanted.x) {
                     let weight = inputs.weight[i];
-                    write_dx::<E, W, N>(inputs, outputs, &factors, row, i, x, dy, weight, plan);
+                    let mut dsum = Vector::<E, N>::empty();
+                    if comptime!(plan.add) {
+                        dsum = inputs.dsum[row * inputs.dsum_stride + i];
+                    }
+                    write_dx::<E, W, N>(
+                        inputs, outputs, &factors, row, i, x, dy, weight, dsum, plan,
+                    );
                 }
                 if comptime!(plan.wanted.weight) {
                     // A unit adds only to columns of its own in the partial sums of its cube.
