@@ -97,8 +97,6 @@ struct Pivots {
     left: Vec<Ball>,
     right: Vec<Ball>,
     g: Vec<Ball>,
-    /// What G may be off for the errors of products of matrices.
-    spread: Vec<f64>,
 }
 
 fn row<N: Number>(inputs: [&[N]; 4], d: Dims, options: BkOptions, row: usize) -> Row<'_, N> {
@@ -137,6 +135,7 @@ impl<N: Number> Row<'_, N> {
         for j in (0..length - 1).rev() {
             right[j] = alpha[j].minus(beta[j].over(right[j + 1]));
         }
+        Self::joined(&beta, &mut left, &mut right);
         let g = (0..length).map(|j| match self.mode {
             BkMode::Causal => left[j].inverse(),
             BkMode::Full => {
@@ -147,40 +146,28 @@ impl<N: Number> Row<'_, N> {
                 left[j].minus(behind).inverse()
             }
         });
-        let g: Vec<Ball> = g.collect();
-        let spread = self.spread(&alpha, &beta, &left, &right, &g);
-        Pivots { beta, left, right, g, spread }
+        let g = g.collect();
+        Pivots { beta, left, right, g }
     }
 
-    /// An error of a product L·R is one of |L|·|R|, whatever L·R·v is. Where sites join at which the vectors from the
-    /// left and from the right are nearly orthogonal, directions of vectors are off by that much more, and of a scan
-    /// by products some are so in all that follows: η = 8u over the smallest cosine in the row. With l_j =
-    /// β_{j−1}/δ_{j−1} that makes |G_j|²·η·(1 + |l_j|²), and |G_j|²·η·β_j·(1 + 1/|ε_{j+1}|²) of the other side.
-    fn spread(
-        &self,
-        alpha: &[Ball],
-        beta: &[Ball],
-        left: &[Ball],
-        right: &[Ball],
-        g: &[Ball],
-    ) -> Vec<f64> {
+    /// What directions are off by: an error of a product L·R is one of |L|·|R|, however small L·R·v is. So where sites
+    /// join at which the vectors from the left and from the right are nearly orthogonal it is the larger by that, and
+    /// products of a scan are off by it far from there too. u over the smallest cosine of a row, which makes
+    /// β_{j−1}/δ_{j−1} = l off by (1 + |l|²) of it, and β_j/ε_{j+1} by β_j·(1 + 1/|ε_{j+1}|²) of it.
+    fn joined(beta: &[Ball], left: &mut [Ball], right: &mut [Ball]) {
         let cosine = |j: usize| {
             let (delta, epsilon, beta) = (left[j], right[j + 1], beta[j]);
             let determinant = delta.times(epsilon).minus(beta).size();
             determinant / (delta.size().hypot(beta.size()) * epsilon.size().hypot(1.0))
         };
         let smallest = (0..beta.len()).map(cosine).fold(1.0, f64::min);
-        let turned = 8.0 * UNIT / smallest.max(SMALLEST);
-        let of = |j: usize| {
-            let before = alpha[j].minus(left[j]).size();
-            let mut off = 1.0 + before * before;
-            if self.mode == BkMode::Full && j < beta.len() {
-                let behind = 1.0 / right[j + 1].size().max(SMALLEST);
-                off += beta[j].size() * (1.0 + behind * behind);
-            }
-            g[j].size() * g[j].size() * turned * off
-        };
-        (0..g.len()).map(of).collect()
+        let off = UNIT / smallest.max(SMALLEST);
+        for j in 0..beta.len() {
+            let before = beta[j].size() / left[j].size().max(SMALLEST);
+            let behind = 1.0 / right[j + 1].size().max(SMALLEST);
+            left[j + 1].radius += off * (1.0 + before * before);
+            right[j].radius += off * beta[j].size() * (1.0 + behind * behind);
+        }
     }
 }
 
@@ -204,16 +191,13 @@ const REFERENCE: f64 = 16.0;
 pub fn forward<N: Number>(inputs: [&[N]; 4], d: Dims, options: BkOptions) -> Vec<N> {
     let mut out = vec![];
     for r in 0..d.rows {
-        let Pivots { g, spread, .. } = row(inputs, d, options, r).pivots();
-        for (g, spread) in g.into_iter().zip(spread) {
-            // Its direction is as far off as it was, and its length less.
-            let by = options.max_abs.map_or(1.0, |most| factor(g, most));
-            let g = if options.max_abs.is_some() { g.by(by).rounded(8.0) } else { g };
-            let spread = match inputs[0][0].path() {
-                Path::Reference => by * spread,
-                Path::Fused => 0.0,
+        for g in row(inputs, d, options, r).pivots().g {
+            let g = match options.max_abs {
+                // Its direction is as far off as it was, and its length less.
+                Some(most) => g.by(factor(g, most)).rounded(8.0),
+                None => g,
             };
-            let bound = g.radius * allowance(inputs[0][0]) + spread;
+            let bound = g.radius * allowance(inputs[0][0]);
             out.extend([g.re, g.im].map(|value| inputs[0][0].known(value, bound)));
         }
     }
@@ -239,7 +223,7 @@ pub fn backward<N: Number>(
     };
     for r in 0..d.rows {
         let row = row(inputs, d, options, r);
-        let Pivots { beta, left, right, g, .. } = row.pivots();
+        let Pivots { beta, left, right, g } = row.pivots();
         let w: Vec<Ball> = (0..d.length)
             .map(|i| {
                 let at = 2 * (r * d.length + i);
