@@ -20,7 +20,7 @@ pub struct CausalSelfAttentionConfig {
     pub positions: usize,
     /// Key and value heads, as many as query heads if not given; `heads` is a multiple.
     pub kv_heads: Option<usize>,
-    /// RMSNorm on queries and keys, head by head, before they are turned.
+    /// RMSNorm on queries and keys, head by head, before they are rotated.
     #[config(default = false)]
     pub qk_norm: bool,
     /// Epsilon of the QK-norm.
@@ -150,7 +150,7 @@ impl CausalSelfAttention {
         )))
     }
 
-    /// Queries, keys and values, `[B, T, (heads + 2 · kv_heads) · head_dim]`, the first two turned.
+    /// Queries, keys and values, `[B, T, (heads + 2 · kv_heads) · head_dim]`, the first two rotated.
     #[track_caller]
     fn project(&self, x: Tensor<3>, offset: usize) -> Tensor<3> {
         let qkv = self.normed(self.w_qkv.forward(x));

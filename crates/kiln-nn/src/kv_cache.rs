@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use kiln_ops::attention;
 
-/// Keys and values of one layer, already turned by RoPE: memory for all positions, allocated once and filled in
+/// Keys and values of one layer, already rotated by RoPE: memory for all positions, allocated once and filled in
 /// place.
 #[derive(Debug, Clone)]
 pub struct KvCache {

@@ -89,6 +89,15 @@ fn frozen_parts_and_untracked_calls() {
         let grads = pull(y, &dy.clone().autodiff()).backward();
         assert_near(&values(&leaf.grad(&grads).unwrap()), &dw, DType::F32, 2, "only weight");
 
+        // With a cotangent of the sum too, of a weight that is frozen.
+        let (dsum, dsum_held) = tensor(&numbers(4 * 24, 5, 0.0), [4, 24], DType::F32, &device);
+        let (dx, _) = oracle::backward(&x_held, &r_held, &w_held, EPS, &dsum_held, &dy_held);
+        let leaf = x.clone().autodiff().require_grad();
+        let (sum, y) =
+            add_rms_norm(leaf.clone(), r.clone().autodiff(), w.clone().autodiff(), EPS).unwrap();
+        let grads = (pull(sum, &dsum.autodiff()) + pull(y, &dy.autodiff())).backward();
+        assert_near(&values(&leaf.grad(&grads).unwrap()), &dx, DType::F32, 2, "both, only x");
+
         let (sum, y) = add_rms_norm(x.autodiff(), r.autodiff(), w.autodiff(), EPS).unwrap();
         assert!(!sum.is_tracked() && !y.is_tracked());
     }

@@ -23,18 +23,18 @@ const ORDERS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [t
 fn stored(
     values: &[f64],
     [batches, rows, cols]: [usize; 3],
-    turned: bool,
+    transposed: bool,
     dtype: DType,
     device: &Device,
 ) -> (Tensor<3>, Vec<f64>) {
     let (plain, held) = tensor(values, [batches, rows, cols], dtype, device);
-    if !turned {
+    if !transposed {
         return (plain, held);
     }
     let at = |z: usize, i: usize, j: usize| held[(z * rows + i) * cols + j];
     let across = |z| (0..cols).flat_map(move |j| (0..rows).map(move |i| at(z, i, j)));
-    let turned: Vec<f64> = (0..batches).flat_map(across).collect();
-    (tensor(&turned, [batches, cols, rows], dtype, device).0.swap_dims(1, 2), held)
+    let transposed: Vec<f64> = (0..batches).flat_map(across).collect();
+    (tensor(&transposed, [batches, cols, rows], dtype, device).0.swap_dims(1, 2), held)
 }
 
 /// The thin side is N, and M.
@@ -58,10 +58,10 @@ fn every_width_and_order() {
                         let every = [3, 24].contains(&thin);
                         let orders =
                             (0..4).filter(|order| every || [0, 3].contains(order) == (i % 2 == 0));
-                        for turned in orders.map(|order| ORDERS[order]) {
-                            let what = format!("{size:?}, {turned:?} on {device:?}");
-                            let (a, a_held) = stored(&a, [1, m, k], turned[0], dtype, &device);
-                            let (b, b_held) = stored(&b, [1, k, n], turned[1], dtype, &device);
+                        for transposed in orders.map(|order| ORDERS[order]) {
+                            let what = format!("{size:?}, {transposed:?} on {device:?}");
+                            let (a, a_held) = stored(&a, [1, m, k], transposed[0], dtype, &device);
+                            let (b, b_held) = stored(&b, [1, k, n], transposed[1], dtype, &device);
                             let expected = oracle::forward(&a_held, &b_held, [1, m, k, n], 1.0);
                             poison(m * n, dtype, &device);
                             let y = values(&matmul(a.clone(), b.clone(), PLAIN).unwrap());
@@ -133,7 +133,7 @@ fn long_sums_are_cut_into_parts_and_added_to() {
 
 #[test]
 fn tiles_for_a_whole_device() {
-    // On Hopper more than 32 columns go through wgmma where there are tiles enough, turned if M is thin.
+    // On Hopper more than 32 columns go through wgmma where there are tiles enough, transposed if M is thin.
     for device in devices() {
         let z = if kiln_ops::device::is_cuda(&device) { 20 } else { 2 };
         // Whole vectors; and nothing whole, whose lines are copied and whose results are padded.
@@ -154,10 +154,10 @@ fn whole_device([z, m, k, n]: [usize; 4], dtype: DType, device: &Device) {
     let (a_held, b_held) = (held(&a, [z, m, k]), held(&b, [z, k, n]));
     let product = oracle::forward(&a_held, &b_held, [z, m, k, n], 0.5);
     let plain = MatmulOptions { alpha: 0.5, ..PLAIN };
-    for (i, turned) in ORDERS.into_iter().enumerate() {
-        let what = format!("{z}×{:?}, {turned:?} on {device:?}", [m, k, n]);
-        let a = stored(&a, [z, m, k], turned[0], dtype, device).0;
-        let b = stored(&b, [z, k, n], turned[1], dtype, device).0;
+    for (i, transposed) in ORDERS.into_iter().enumerate() {
+        let what = format!("{z}×{:?}, {transposed:?} on {device:?}", [m, k, n]);
+        let a = stored(&a, [z, m, k], transposed[0], dtype, device).0;
+        let b = stored(&b, [z, k, n], transposed[1], dtype, device).0;
         poison(z * m * n, dtype, device);
         let y = values(&matmul(a.clone(), b.clone(), plain).unwrap());
         assert_near(&y, &product, dtype, 1, &what);
@@ -231,7 +231,7 @@ fn cut_out_operands() {
                         for (name, a, b) in [
                             ("cut", wide(a.clone()), wide(b.clone())),
                             (
-                                "cut turned",
+                                "cut transposed",
                                 turn(wide(turn(a.clone()))),
                                 turn(wide(turn(b.clone()))),
                             ),

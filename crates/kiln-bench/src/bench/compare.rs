@@ -31,6 +31,9 @@ pub struct Filter {
     pub shape: Option<String>,
     /// Element type.
     pub dtype: Option<String>,
+    /// Columns that stay empty in them, for a reason that the page gives.
+    #[serde(default)]
+    pub without: Vec<String>,
 }
 
 impl Filter {
@@ -92,7 +95,11 @@ impl Cells {
             let all = std::mem::take(&mut self.keys);
             for filter in &selection.rows {
                 let before = self.keys.len();
-                self.keys.extend(all.iter().filter(|key| filter.takes(key)).cloned());
+                for key in all.iter().filter(|key| filter.takes(key)) {
+                    self.keys.push(key.clone());
+                    let cells = self.rows.get_mut(key).expect("every key has a row");
+                    cells.retain(|column, _| !filter.without.contains(column));
+                }
                 if self.keys.len() == before {
                     return Err(format!("no run has a row that is {filter:?}"));
                 }

@@ -87,7 +87,7 @@ pub(super) fn transpose(tensor: &BoundedTensor) -> BoundedTensor {
     let mut values = Vec::with_capacity(tensor.values.len());
     for z in 0..batches {
         for j in 0..cols {
-            values.extend((0..rows).map(|i| tensor.values[(z * rows + i) * cols + j].turned()));
+            values.extend((0..rows).map(|i| tensor.values[(z * rows + i) * cols + j].transposed()));
         }
     }
     let mut shape = tensor.shape.clone();
@@ -98,8 +98,9 @@ pub(super) fn transpose(tensor: &BoundedTensor) -> BoundedTensor {
 
 impl Row {
     fn host(&self, call: &HostCall<'_>) -> [BoundedTensor; 2] {
-        let turn = |t: &BoundedTensor, turned: bool| if turned { transpose(t) } else { t.clone() };
-        [turn(&call.inputs[0], self.a), turn(&call.inputs[1], self.b)]
+        let stored =
+            |t: &BoundedTensor, transposed: bool| if transposed { transpose(t) } else { t.clone() };
+        [stored(&call.inputs[0], self.a), stored(&call.inputs[1], self.b)]
     }
 
     /// [batches, M, K, N].
@@ -110,8 +111,8 @@ impl Row {
     }
 
     fn case(&self, leading: &[usize], [m, k, n]: [usize; 3]) -> Case {
-        let shape = |rows, cols, turned| {
-            let matrix = if turned { [cols, rows] } else { [rows, cols] };
+        let shape = |rows, cols, transposed| {
+            let matrix = if transposed { [cols, rows] } else { [rows, cols] };
             [leading, &matrix].concat()
         };
         Case::new([shape(m, k, self.a).as_slice(), shape(k, n, self.b).as_slice()])
@@ -154,16 +155,17 @@ impl Operator for Row {
         _dy: &[Tensor<1>],
         kernels: Vec<Tensor<2>>,
     ) -> Vec<Tensor<1>> {
-        let turned = [self.a, self.b].into_iter().zip(call.inputs);
-        let as_stored = |(gradient, (turned, input)): (Tensor<2>, (bool, &Input))| -> Tensor<1> {
-            if !turned {
-                return gradient.flatten(0, 1);
-            }
-            let [batches, rows, cols] = stack(input.shape());
-            let gradient: Tensor<3> = gradient.reshape([batches, cols, rows]);
-            gradient.swap_dims(1, 2).flatten(0, 2)
-        };
-        kernels.into_iter().zip(turned).map(as_stored).collect()
+        let transposed = [self.a, self.b].into_iter().zip(call.inputs);
+        let as_stored =
+            |(gradient, (transposed, input)): (Tensor<2>, (bool, &Input))| -> Tensor<1> {
+                if !transposed {
+                    return gradient.flatten(0, 1);
+                }
+                let [batches, rows, cols] = stack(input.shape());
+                let gradient: Tensor<3> = gradient.reshape([batches, cols, rows]);
+                gradient.swap_dims(1, 2).flatten(0, 2)
+            };
+        kernels.into_iter().zip(transposed).map(as_stored).collect()
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -180,9 +182,9 @@ impl Operator for Row {
         let sizes = self.sizes([&call.inputs[0].shape, &call.inputs[1].shape]);
         let alpha = call.attributes.number("alpha");
         let (da, db) = oracle::backward(&a.values, &b.values, sizes, alpha, &dy[0].values);
-        let turn = |values, like: BoundedTensor, turned: bool| {
+        let turn = |values, like: BoundedTensor, transposed: bool| {
             let gradient = BoundedTensor::new(like.shape, values);
-            if turned { transpose(&gradient) } else { gradient }
+            if transposed { transpose(&gradient) } else { gradient }
         };
         vec![turn(da, a, self.a), turn(db, b, self.b)]
     }
@@ -190,10 +192,10 @@ impl Operator for Row {
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
         let alpha = spot.call.attributes.number("alpha");
         let (a, b) = (spot.input(0)?, spot.input(1)?);
-        let (a, b) = (a.stack().turned(self.a), b.stack().turned(self.b));
-        let check = |result: usize, factors, turned: bool| {
+        let (a, b) = (a.stack().transposed_if(self.a), b.stack().transposed_if(self.b));
+        let check = |result: usize, factors, transposed: bool| {
             let out = spot.result(result)?;
-            let (terms, out) = (vec![factors], out.stack().turned(turned));
+            let (terms, out) = (vec![factors], out.stack().transposed_if(transposed));
             Product { result, terms, out, alpha, lower: false }.check(spot)
         };
         if !spot.backward() {

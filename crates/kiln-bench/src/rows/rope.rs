@@ -16,7 +16,7 @@ pub(crate) struct Row;
 
 const SPEC: Spec = Spec {
     name: "rope",
-    formula: "pairs turned by angle (t + offset) · base^(-2k/D): \
+    formula: "pairs rotated by angle (t + offset) · base^(-2k/D): \
               y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos",
     inputs: &[InputSpec {
         name: "x",
@@ -127,7 +127,7 @@ impl Operator for Row {
         };
         let (options, offset) = (options(attributes), attributes.integer("offset") as usize);
         // A row alone is a call of its own, at the position of the row.
-        let turned = |(row, x): (&usize, &[f64])| -> Vec<Bounded> {
+        let rotated = |(row, x): (&usize, &[f64])| -> Vec<Bounded> {
             let (x, offset) = (spot.numbers(x), offset + row % length);
             match spot.backward() {
                 true => oracle::backward(&x, [1, width], &options, offset),
@@ -135,7 +135,7 @@ impl Operator for Row {
             }
         };
         let each = rows.iter().zip(x.chunks_exact(width));
-        let expected: Vec<Bounded> = each.flat_map(turned).collect();
+        let expected: Vec<Bounded> = each.flat_map(rotated).collect();
         spot.compare_rows(0, &rows, &expected)
     }
 

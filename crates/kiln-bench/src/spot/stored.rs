@@ -55,7 +55,7 @@ impl Stored {
                 values: self.values(),
                 rows: self.shape[last],
                 columns: self.shape[last + 1],
-                turned: false,
+                transposed: false,
                 lower: false,
             },
         }
@@ -132,15 +132,15 @@ pub(crate) struct Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// Transposed if `turned`.
-    pub(crate) fn turned(self, turned: bool) -> Self {
-        let matrix = Matrix { turned: self.matrix.turned != turned, ..self.matrix };
+    /// Transposed if `transposed`.
+    pub(crate) fn transposed_if(self, transposed: bool) -> Self {
+        let matrix = Matrix { transposed: self.matrix.transposed != transposed, ..self.matrix };
         Self { matrix, ..self }
     }
 
     /// Transposed.
     pub(crate) fn transposed(self) -> Self {
-        self.turned(true)
+        self.transposed_if(true)
     }
 
     /// With zeros above the diagonal, whatever stands there.
@@ -162,7 +162,7 @@ pub(super) struct Matrix<'a> {
     rows: usize,
     columns: usize,
     /// The operand is its transpose.
-    turned: bool,
+    transposed: bool,
     /// Zeros stand for what is stored above the diagonal.
     lower: bool,
 }
@@ -170,7 +170,7 @@ pub(super) struct Matrix<'a> {
 impl Matrix<'_> {
     /// Rows and columns of the operand.
     pub(super) fn size(&self) -> [usize; 2] {
-        match self.turned {
+        match self.transposed {
             true => [self.columns, self.rows],
             false => [self.rows, self.columns],
         }
@@ -178,12 +178,12 @@ impl Matrix<'_> {
 
     /// An element of the operand.
     pub(super) fn at(&self, i: usize, j: usize) -> f64 {
-        let (i, j) = if self.turned { (j, i) } else { (i, j) };
+        let (i, j) = if self.transposed { (j, i) } else { (i, j) };
         if self.lower && j > i { 0.0 } else { self.values.at(i * self.columns + j) }
     }
 
     pub(super) fn transposed(self) -> Self {
-        Self { turned: !self.turned, ..self }
+        Self { transposed: !self.transposed, ..self }
     }
 
     /// The operand at some rows and columns.

@@ -252,7 +252,13 @@ impl AttentionGradOps for CubeBackend {
                 if y.meta.num_elements() == 0 {
                     return given([q, k, v].map(zeros));
                 }
-                [(q, "grad.q"), (k, "grad.k"), (v, "grad.v")].map(|(x, name)| output(x, name))
+                // Families that make all of them at once write those that nobody wants too.
+                [(q, "grad.q", wanted[0]), (k, "grad.k", wanted[1]), (v, "grad.v", wanted[2])].map(
+                    |(x, name, wanted)| match wanted {
+                        true => output(x, name),
+                        false => launch::unread(x, x.meta.shape().clone(), x.dtype),
+                    },
+                )
             }
             Heads::Packed(qkv) => {
                 let shape = qkv.meta.shape().clone();

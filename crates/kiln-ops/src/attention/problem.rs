@@ -99,7 +99,7 @@ pub(crate) struct Kernels {
     pub(crate) takes: fn(&Problem) -> bool,
     /// Writes o; and the log-sum-exp if it is given.
     pub(crate) forward: fn(&Problem, &HeadsView, Option<&CubeTensor>),
-    /// Writes dq, dk and dv.
+    /// Writes what is wanted of dq, dk and dv; others too where one kernel makes them.
     pub(crate) backward: fn(&Problem, &Backward<'_>),
 }
 

@@ -188,7 +188,11 @@ fn takeable(tensor: &CubeTensor) -> bool {
 
 /// Stands in for an output that this launch does not write.
 pub(crate) fn unused(like: &CubeTensor, dtype: DType) -> CubeTensor {
-    let shape = Shape::new([16]);
+    unread(like, Shape::new([16]), dtype)
+}
+
+/// A tensor that kernels may write but nobody reads.
+pub(crate) fn unread(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 

@@ -121,7 +121,7 @@ impl Bounded {
     }
 
     /// The same in a matrix that has been transposed: what a row shared a column shares.
-    pub fn turned(self) -> Self {
+    pub fn transposed(self) -> Self {
         let Errors { row, column, .. } = self.errors;
         Self { errors: Errors { row: column, column: row, ..self.errors }, ..self }
     }
@@ -318,7 +318,7 @@ impl Number for Bounded {
         sums::dot(terms)
     }
 
-    fn product(a: &[Self], b: &[Self], sizes: [usize; 3], turned: [bool; 2]) -> Vec<Self> {
-        sums::product(a, b, sizes, turned)
+    fn product(a: &[Self], b: &[Self], sizes: [usize; 3], transposed: [bool; 2]) -> Vec<Self> {
+        sums::product(a, b, sizes, transposed)
     }
 }

@@ -77,8 +77,8 @@ pub trait Number:
     /// Σ left · right, as [`sum`](Self::sum), by whatever multiplies matrices.
     fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self;
 
-    /// op(A) · op(B) of row-major A and B, `[m, k]` · `[k, n]` after the transposes that `turned` asks for.
-    fn product(a: &[Self], b: &[Self], sizes: [usize; 3], turned: [bool; 2]) -> Vec<Self>;
+    /// op(A) · op(B) of row-major A and B, `[m, k]` · `[k, n]` after the transposes that `transposed` asks for.
+    fn product(a: &[Self], b: &[Self], sizes: [usize; 3], transposed: [bool; 2]) -> Vec<Self>;
 }
 
 impl Number for f64 {
@@ -146,15 +146,15 @@ impl Number for f64 {
         a: &[Self],
         b: &[Self],
         [m, k, n]: [usize; 3],
-        [turned_a, turned_b]: [bool; 2],
+        [transposed_a, transposed_b]: [bool; 2],
     ) -> Vec<Self> {
-        let turned =
-            turned_b.then(|| -> Vec<f64> { (0..k * n).map(|i| b[i % n * k + i / n]).collect() });
-        let b = turned.as_deref().unwrap_or(b);
+        let transposed = transposed_b
+            .then(|| -> Vec<f64> { (0..k * n).map(|i| b[i % n * k + i / n]).collect() });
+        let b = transposed.as_deref().unwrap_or(b);
         let mut c = vec![0.0; m * n];
         for (i, row) in c.chunks_exact_mut(n.max(1)).enumerate() {
             for (x, right) in b.chunks_exact(n.max(1)).enumerate() {
-                let left = if turned_a { a[x * m + i] } else { a[i * k + x] };
+                let left = if transposed_a { a[x * m + i] } else { a[i * k + x] };
                 for (c, right) in row.iter_mut().zip(right) {
                     *c += left * right;
                 }

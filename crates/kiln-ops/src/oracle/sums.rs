@@ -164,14 +164,14 @@ struct Operand<'a> {
     /// |x| and x².
     size: Vec<f64>,
     squares: Vec<f64>,
-    turned: bool,
+    transposed: bool,
     left: bool,
 }
 
 impl<'a> Operand<'a> {
-    fn new(numbers: &'a [Bounded], turned: bool, left: bool) -> Self {
+    fn new(numbers: &'a [Bounded], transposed: bool, left: bool) -> Self {
         let of = |f: fn(f64) -> f64| numbers.iter().map(|x| f(x.value())).collect();
-        Self { numbers, size: of(f64::abs), squares: of(|x| x * x), turned, left }
+        Self { numbers, size: of(f64::abs), squares: of(|x| x * x), transposed, left }
     }
 
     fn plane(&self, of: impl Fn(&Bounded) -> f64) -> Vec<f64> {
@@ -184,12 +184,12 @@ impl<'a> Operand<'a> {
 
     /// Errors that the elements have in common over which a sum goes.
     fn along(&self, errors: Errors) -> f64 {
-        if self.left != self.turned { errors.row } else { errors.column }
+        if self.left != self.transposed { errors.row } else { errors.column }
     }
 
     /// Those that they have in common across.
     fn across(&self, errors: Errors) -> f64 {
-        if self.left != self.turned { errors.column } else { errors.row }
+        if self.left != self.transposed { errors.column } else { errors.row }
     }
 }
 
@@ -201,17 +201,17 @@ pub(super) fn product(
     a: &[Bounded],
     b: &[Bounded],
     sizes: [usize; 3],
-    turned: [bool; 2],
+    transposed: [bool; 2],
 ) -> Vec<Bounded> {
     let values = |numbers: &[Bounded]| -> Vec<f64> { numbers.iter().map(|x| x.value()).collect() };
-    let multiply = |a: &[f64], b: &[f64]| f64::product(a, b, sizes, turned);
+    let multiply = |a: &[f64], b: &[f64]| f64::product(a, b, sizes, transposed);
     let Some(rounding) = a.iter().chain(b).find_map(Bounded::rounding) else {
         // Nobody asks for errors.
         let product = multiply(&values(a), &values(b));
         return product.into_iter().map(Bounded::exact).collect();
     };
-    let terms = added_up(&values(a), &values(b), sizes, turned);
-    let (a, b) = (Operand::new(a, turned[0], true), Operand::new(b, turned[1], false));
+    let terms = added_up(&values(a), &values(b), sizes, transposed);
+    let (a, b) = (Operand::new(a, transposed[0], true), Operand::new(b, transposed[1], false));
     let mut errors: Vec<Errors> =
         terms.iter().map(|terms| terms.cost(Some(rounding.products))).collect();
     if a.inexact() {
@@ -239,17 +239,17 @@ fn added_up(
     a: &[f64],
     b: &[f64],
     [m, k, n]: [usize; 3],
-    [turned_a, turned_b]: [bool; 2],
+    [transposed_a, transposed_b]: [bool; 2],
 ) -> Vec<Terms> {
-    let turned: Option<Vec<f64>> =
-        turned_b.then(|| (0..k * n).map(|i| b[i % n * k + i / n]).collect());
-    let b = turned.as_deref().unwrap_or(b);
+    let transposed: Option<Vec<f64>> =
+        transposed_b.then(|| (0..k * n).map(|i| b[i % n * k + i / n]).collect());
+    let b = transposed.as_deref().unwrap_or(b);
     let mut all = Vec::with_capacity(m * n);
     let (mut sums, mut sizes, mut squares) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
     for i in 0..m {
         [&mut sums, &mut sizes, &mut squares].into_iter().for_each(|plane| plane.fill(0.0));
         for x in 0..k {
-            let left = if turned_a { a[x * m + i] } else { a[i * k + x] };
+            let left = if transposed_a { a[x * m + i] } else { a[i * k + x] };
             let right = &b[x * n..(x + 1) * n];
             for (((right, sum), size), square) in
                 right.iter().zip(&mut sums).zip(&mut sizes).zip(&mut squares)
@@ -262,7 +262,7 @@ fn added_up(
         }
         // Zeros cost nothing, but only those of a row are told apart.
         let count =
-            (0..k).filter(|x| a[if turned_a { x * m + i } else { i * k + x }] != 0.0).count();
+            (0..k).filter(|x| a[if transposed_a { x * m + i } else { i * k + x }] != 0.0).count();
         all.extend((0..n).map(|j| Terms {
             count: count as f64,
             sum: sums[j],

@@ -293,7 +293,8 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> (Option<CubeTensor>, O
         None => launch::vector_size(&client, x.tensor.dtype, &[&x, &dy, &weight]),
     };
     let vectors = x.width / size;
-    let Walk { plan, cubes, ahead } = Walk::new(&client, vectors, dsum.is_some());
+    // Without sums of the weight's gradient a cube has one group of rows, and none ahead.
+    let Walk { plan, cubes, ahead } = Walk::new(&client, vectors, dsum.is_some() && wanted.weight);
     let groups = x.rows.div_ceil(plan.row.rows as usize);
     let filled = launch::multiprocessors(&client) * cubes;
     let cubes = if wanted.weight { groups.min(filled) } else { groups };

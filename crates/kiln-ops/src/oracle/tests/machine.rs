@@ -103,9 +103,9 @@ impl Machine {
         a: &[f32],
         b: &[f32],
         sizes: [usize; 3],
-        turned: [bool; 2],
+        transposed: [bool; 2],
     ) -> Vec<f32> {
-        self.product(a, b, sizes, turned).into_iter().map(|x| self.stored(x)).collect()
+        self.product(a, b, sizes, transposed).into_iter().map(|x| self.stored(x)).collect()
     }
 }
 
