@@ -33,7 +33,7 @@ pub(super) struct BackwardPlan {
     pub(super) wanted: Wanted,
     /// There is a `dsum`, which dx takes in.
     pub(super) add: bool,
-    /// The next row is on its way while one is worked on, and weights come from the cache, row by row. Else a unit
+    /// With `add` alone: the next row is on its way while one is worked on, and weights come from the cache, row by row. Else a unit
     /// holds its weights, and `dsum` is read where it is added.
     pub(super) ahead: bool,
 }
@@ -159,9 +159,7 @@ fn backward_resident<E: Float, W: Float, N: Size>(
             for c in 0..chunks {
                 held.x[c] = next.x[c];
                 held.dy[c] = next.dy[c];
-                if comptime!(plan.add) {
-                    held.dsum[c] = next.dsum[c];
-                }
+                held.dsum[c] = next.dsum[c];
             }
             next.load::<W>(inputs, min(at + CUBE_COUNT * rows_here, inputs.rows - 1), plan);
         } else {
@@ -247,7 +245,7 @@ impl<E: Float, N: Size> Held<E, N> {
             if comptime!(plan.rows.even) || i < inputs.vectors {
                 self.x[c] = inputs.x[row * inputs.x_stride + i];
                 self.dy[c] = inputs.dy[row * inputs.dy_stride + i];
-                if comptime!(plan.add && plan.ahead) {
+                if comptime!(plan.ahead) {
                     self.dsum[c] = inputs.dsum[row * inputs.dsum_stride + i];
                 }
             }
