@@ -16,11 +16,13 @@ pub(crate) fn microseconds(us: f64) -> String {
 
 /// The rate that limits the pass: bytes if it does few operations on each, else operations.
 pub(super) fn rate(row: &Row) -> String {
-    if row.flops / row.bytes < 50.0 {
-        format!("{:.0} GB/s", row.gigabytes())
-    } else {
-        format!("{:.0} TFLOP/s", row.teraflops())
-    }
+    let (rate, unit) = match row.flops / row.bytes < 50.0 {
+        true => (row.gigabytes(), "GB/s"),
+        false => (row.teraflops(), "TFLOP/s"),
+    };
+    // On a CPU it may be less than one.
+    let decimals = if rate < 1.0 { 2 } else { 0 };
+    format!("{rate:.decimals$} {unit}")
 }
 
 /// How times are told apart in a table where some are of recorded calls and others are not.
