@@ -227,13 +227,13 @@ fn cut_out_operands() {
                         let (b, b_held) =
                             tensor(&numbers(k * n, 2, 0.1), [1, k, n], dtype, &device);
                         let expected = oracle::forward(&a_held, &b_held, [1, m, k, n], 1.0);
-                        let turn = |t: Tensor<3>| t.swap_dims(1, 2);
+                        let transpose = |t: Tensor<3>| t.swap_dims(1, 2);
                         for (name, a, b) in [
                             ("cut", wide(a.clone()), wide(b.clone())),
                             (
                                 "cut transposed",
-                                turn(wide(turn(a.clone()))),
-                                turn(wide(turn(b.clone()))),
+                                transpose(wide(transpose(a.clone()))),
+                                transpose(wide(transpose(b.clone()))),
                             ),
                         ] {
                             let y = values(&matmul(a, b, PLAIN).unwrap());

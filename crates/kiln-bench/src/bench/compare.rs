@@ -31,7 +31,7 @@ pub struct Filter {
     pub shape: Option<String>,
     /// Element type.
     pub dtype: Option<String>,
-    /// Columns that stay empty in them, for a reason that the page gives.
+    /// Columns that stay empty in them.
     #[serde(default)]
     pub without: Vec<String>,
 }
@@ -84,7 +84,9 @@ impl Cells {
 
     /// Takes the columns and rows that are selected, each of which must be there.
     fn select(&mut self, selection: &Selection) -> Result<(), String> {
-        if let Some(missing) = selection.columns.iter().find(|c| !self.columns.contains(c)) {
+        let without = selection.rows.iter().flat_map(|filter| &filter.without);
+        let mut named = selection.columns.iter().chain(without);
+        if let Some(missing) = named.find(|column| !self.columns.contains(column)) {
             let found = self.columns.join(", ");
             return Err(format!("no run has a column `{missing}`, there are {found}"));
         }
@@ -229,6 +231,13 @@ mod tests {
         let wrong = Selection { columns: vec!["jax".into()], ..Selection::default() };
         let error = compare(&runs, &wrong, true).unwrap_err();
         assert_eq!(error, "no run has a column `jax`, there are fused, torch");
+        let without = |column: &str| {
+            let rows = vec![Filter { without: vec![column.into()], ..Filter::default() }];
+            compare(&runs, &Selection { rows, ..Selection::default() }, true)
+        };
+        let text = without("torch").unwrap();
+        assert!(text.contains("| torch |") && !text.contains("250 µs"), "{text}");
+        assert_eq!(without("jax").unwrap_err(), error);
         let none = Filter { op: Some("rope".into()), ..Filter::default() };
         let wrong = Selection { rows: vec![none], ..Selection::default() };
         assert!(compare(&runs, &wrong, true).unwrap_err().contains("rope"));

@@ -96,11 +96,14 @@ pub(super) fn transpose(tensor: &BoundedTensor) -> BoundedTensor {
     BoundedTensor::new(shape, values)
 }
 
+fn transposed_if(tensor: BoundedTensor, transposed: bool) -> BoundedTensor {
+    if transposed { transpose(&tensor) } else { tensor }
+}
+
 impl Row {
     fn host(&self, call: &HostCall<'_>) -> [BoundedTensor; 2] {
-        let stored =
-            |t: &BoundedTensor, transposed: bool| if transposed { transpose(t) } else { t.clone() };
-        [stored(&call.inputs[0], self.a), stored(&call.inputs[1], self.b)]
+        let [a, b] = [0, 1].map(|i| call.inputs[i].clone());
+        [transposed_if(a, self.a), transposed_if(b, self.b)]
     }
 
     /// [batches, M, K, N].
@@ -182,11 +185,9 @@ impl Operator for Row {
         let sizes = self.sizes([&call.inputs[0].shape, &call.inputs[1].shape]);
         let alpha = call.attributes.number("alpha");
         let (da, db) = oracle::backward(&a.values, &b.values, sizes, alpha, &dy[0].values);
-        let turn = |values, like: BoundedTensor, transposed: bool| {
-            let gradient = BoundedTensor::new(like.shape, values);
-            if transposed { transpose(&gradient) } else { gradient }
-        };
-        vec![turn(da, a, self.a), turn(db, b, self.b)]
+        let [da, db] =
+            [(da, a.shape), (db, b.shape)].map(|(d, shape)| BoundedTensor::new(shape, d));
+        vec![transposed_if(da, self.a), transposed_if(db, self.b)]
     }
 
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {

@@ -154,15 +154,18 @@ impl Sizes {
     }
 }
 
-/// A `[B, H, T, D]` tensor for a kernel to write, in memory in the order of `like`.
-fn output(like: &CubeTensor, name: &'static str) -> CubeTensor {
+/// A `[B, H, T, D]` tensor for a kernel to write, in memory in the order of `like`. Without a name nobody reads it.
+fn output(like: &CubeTensor, name: Option<&'static str>) -> CubeTensor {
+    let new = |shape| match name {
+        Some(name) => launch::output(like, OP, name, shape, like.dtype),
+        None => launch::unread(like, shape, like.dtype),
+    };
     let (shape, strides) = (like.meta.shape().clone(), like.meta.strides());
     let [batch, heads, rows, width] = [0, 1, 2, 3].map(|i| shape[i]);
     if heads == 1 || rows == 1 || strides[1] >= strides[2] {
-        return launch::output(like, OP, name, shape, like.dtype);
+        return new(shape);
     }
-    let shape = Shape::new([batch, rows, heads, width]);
-    let mut tensor = launch::output(like, OP, name, shape, like.dtype);
+    let mut tensor = new(Shape::new([batch, rows, heads, width]));
     tensor.meta.swap(1, 2);
     tensor
 }
@@ -221,7 +224,7 @@ impl AttentionOps for CubeBackend {
         let sizes = call.sizes();
         let (y, view) = match &call.of {
             Heads::Separate(q, ..) => {
-                let y = output(q, "y");
+                let y = output(q, Some("y"));
                 (y.clone(), HeadsView::new(y))
             }
             Heads::Packed(qkv) => {
@@ -252,13 +255,9 @@ impl AttentionGradOps for CubeBackend {
                 if y.meta.num_elements() == 0 {
                     return given([q, k, v].map(zeros));
                 }
-                // Families that make all of them at once write those that nobody wants too.
-                [(q, "grad.q", wanted[0]), (k, "grad.k", wanted[1]), (v, "grad.v", wanted[2])].map(
-                    |(x, name, wanted)| match wanted {
-                        true => output(x, name),
-                        false => launch::unread(x, x.meta.shape().clone(), x.dtype),
-                    },
-                )
+                // A kernel that makes several of them writes those that nobody wants too.
+                let output = |i: usize, x, name| output(x, wanted[i].then_some(name));
+                [output(0, q, "grad.q"), output(1, k, "grad.k"), output(2, v, "grad.v")]
             }
             Heads::Packed(qkv) => {
                 let shape = qkv.meta.shape().clone();

@@ -117,7 +117,7 @@ fn row<N: Number>(inputs: [&[N]; 4], d: Dims, options: BkOptions, row: usize) ->
 }
 
 impl<N: Number> Row<'_, N> {
-    /// `products`: for how many of a scan's they are off, see `joined`.
+    /// `products`: how many of a scan's make directions off, see `joined`.
     fn pivots(&self, products: f64) -> Pivots {
         let length = self.a.len();
         let alpha: Vec<Ball> =
@@ -226,7 +226,7 @@ pub fn backward<N: Number>(
         let row = row(inputs, d, options, r);
         let products = match inputs[0][0].path() {
             // Its units begin with the directions that the scan left them, which both go into Q where units meet: each
-            // of its log₂ N products counts. z = 0.013i of seed 17 needs it.
+            // of its log₂ N products counts. On wgpu the gate's seed 17 needs it, whose z is next to the real axis.
             Path::Fused => (d.length as f64).log2(),
             // What it may be off is that of the whole row anyway.
             Path::Reference => 0.0,

@@ -191,8 +191,9 @@ pub(crate) fn unused(like: &CubeTensor, dtype: DType) -> CubeTensor {
     unread(like, Shape::new([16]), dtype)
 }
 
-/// A tensor that kernels may write but nobody reads.
+/// A contiguous tensor that a kernel may write, but nobody reads.
 pub(crate) fn unread(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    count(shape.num_elements() * dtype.size());
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 

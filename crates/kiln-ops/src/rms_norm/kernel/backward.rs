@@ -33,8 +33,8 @@ pub(super) struct BackwardPlan {
     pub(super) wanted: Wanted,
     /// There is a `dsum`, which dx takes in.
     pub(super) add: bool,
-    /// With `add` alone: the next row is on its way while one is worked on, and weights come from the cache, row by row. Else a unit
-    /// holds its weights, and `dsum` is read where it is added.
+    /// Only with `add`: the next row is on its way while one is worked on, and weights come from the cache, row by
+    /// row. Else a unit holds its weights, and `dsum` is read where it is added.
     pub(super) ahead: bool,
 }
 

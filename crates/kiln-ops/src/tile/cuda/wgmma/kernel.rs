@@ -9,8 +9,8 @@
 //! that take whole tiles in turns need an order among themselves: a parity tells only one time round the ring
 //! from the next.)
 //!
-//! A unit holds 128 sums at most and needs up to 168 registers, of 224 that nine warps leave each: `setmaxnreg` has nothing to
-//! give.
+//! A unit holds 128 sums at most and needs up to 168 registers, of 224 that nine warps leave each: `setmaxnreg` has
+//! nothing to give.
 
 use super::consumer::{Results, consume};
 use super::product::{STORE_BYTES, UNITS, WgmmaProduct};
