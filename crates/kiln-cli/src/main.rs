@@ -2,9 +2,13 @@
 //!
 //! Errors are one line on stderr and exit status 2.
 
+// What is printed goes through `stdout::print`.
+#![deny(clippy::print_stdout)]
+
 mod commands;
 mod panics;
 mod progress;
+mod stdout;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -58,7 +62,10 @@ fn main() -> ExitCode {
             eprintln!("{}", about.map(str::trim).collect::<Vec<_>>().join(" "));
             return ExitCode::from(2);
         }
-        Err(error) => error.exit(),
+        Err(error) => {
+            stdout::written(error.print());
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
     };
     #[cfg(feature = "compile-cache")]
     if std::env::var_os("KILN_KERNEL_CACHE").is_none_or(|value| value != "off") {

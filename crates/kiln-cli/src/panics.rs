@@ -6,14 +6,16 @@ use std::panic::PanicHookInfo;
 /// Turns a panic in any thread into one line on stderr and exit status 101, unless
 /// `RUST_BACKTRACE` asks for more.
 pub fn install() {
-    if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
-        return;
-    }
-    std::panic::set_hook(Box::new(|panic| {
+    let more = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
+    let of_rust = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
         let description = describe(panic);
         if description.starts_with("failed printing to") && description.contains("Broken pipe") {
-            // The reader has seen enough, as in `kiln verify | head`: no bug.
+            // Nobody listens to stderr any more, as in `kiln verify 2>&1 | head`: no bug.
             std::process::exit(141);
+        }
+        if more {
+            return of_rust(panic);
         }
         // Not `eprintln`, which panics if nobody listens.
         let _ = writeln!(std::io::stderr(), "error: internal: {description} (please report)");

@@ -137,7 +137,8 @@ impl Progress {
     fn time_left(&self, step: u64) -> Option<Duration> {
         let done = step.checked_sub(self.first_step).filter(|done| *done > 0)?;
         let left = self.steps.saturating_sub(step) as f64 / done as f64;
-        Some(self.begin.elapsed().mul_f64(left))
+        // None where it is more than a duration holds.
+        Duration::try_from_secs_f64(self.begin.elapsed().as_secs_f64() * left).ok()
     }
 }
 

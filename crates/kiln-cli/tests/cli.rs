@@ -154,14 +154,30 @@ fn errors_are_one_line_that_names_what_is_wrong() {
         ("model.width=\"wide\"", "model.width"),
         ("model.width=17", "model.width is 17"),
         ("train.steps=0", "train.steps is 0"),
+        ("train.steps=-1", "expected a whole number, 0 or more"),
+        ("train.steps=1", "--set train.steps=1: schedule.warmup is 2"),
         ("nothing", "--set nothing"),
         ("data.sources=[\"gone.txt\"]", "gone.txt"),
+        ("data.tokenizer.file=gone.json", "tokenizer gone.json: "),
+        ("data.tokenizer.file=text.txt", "expected a tokenizer.json"),
+        ("data.tokenizer.file=.", "it is no regular file; expected a tokenizer.json"),
         ("model.context=200", "validation split"),
         ("sample.prompt=Ω", "sample.prompt"),
     ];
     for (set, named) in cases {
         let line = train(&[set]);
         assert!(line.contains(named), "{set}: {line}");
+    }
+    if cfg!(target_os = "linux") {
+        for (set, named) in [
+            ("data.sources=[\"/dev/null\"]", "`/dev/null` is no regular file"),
+            ("model.width=1000000", "training takes at least "),
+            ("model.layers=2000000000", "training takes at least "),
+            ("train.batch_size=2147483647", "training takes at least "),
+        ] {
+            let line = train(&[set]);
+            assert!(line.contains(named), "{set}: {line}");
+        }
     }
     fs::write(place.join("bad.toml"), CONFIG.replace("layers = 1", "layers = 1\nlayer = 2"))
         .unwrap();
@@ -186,6 +202,95 @@ fn a_wrong_flag_exits_with_2_and_help_with_0() {
     let (status, _, err) = kiln(place.path(), &["train", "--kernel", "magic"]);
     assert!(status == 2 && err.contains("`magic` is no implementation"), "{err}");
     assert_eq!(kiln(place.path(), &["train", "--help"]).0, 0);
+}
+
+/// What prints.
+#[cfg(unix)]
+const PRINTING: [&[&str]; 7] = [
+    &["op", "--list"],
+    &["train", "small.toml", "--print-config"],
+    &["data", "prepare", "small.toml"],
+    &["verify", "rms_norm", "--device", "cpu", "--fuzz", "1"],
+    &["verify", "rms_norm", "--device", "cpu", "--fuzz", "1", "--jobs", "1"],
+    &["bench", "--cases"],
+    &["--help"],
+];
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_printed_is_an_error() {
+    let place = place();
+    for args in PRINTING {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.current_dir(place.path()).env_remove("RUST_BACKTRACE").args(args);
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = command.stdout(full).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        let expected =
+            "error: cannot write to standard output: No space left on device (os error 28)";
+        assert_eq!((output.status.code(), err.lines().last()), (Some(2), Some(expected)));
+        assert!(err.lines().count() <= 2, "{args:?}: {err}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn nothing_is_said_where_nobody_reads_on() {
+    let place = place();
+    for (args, backtrace) in PRINTING.iter().flat_map(|args| [(args, "0"), (args, "1")]) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.current_dir(place.path()).env("RUST_BACKTRACE", backtrace).args(*args);
+        let output = command.stdout(writer).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(141), "{args:?}: {err}");
+        assert!(err.lines().all(|line| line.starts_with("device: ")), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn numbers_that_are_none_are_refused_with_what_was_expected() {
+    let place = place();
+    let (whole, positive) = ("expected a whole number, 0 or more", "expected a whole number, 1 or");
+    let generate = ["generate", "--run", "runs/test"];
+    for (args, flag, value, expected) in [
+        (&generate[..], "--tokens", "-1", whole),
+        (&generate, "--tokens", "many", whole),
+        (&generate, "--top-k", "-1", whole),
+        (&generate, "--seed", "-1", whole),
+        (&["verify"], "--seed", "-1", whole),
+        (&["verify"], "--seed", "18446744073709551616", whole),
+        (&["verify"], "--fuzz", "-1", whole),
+        (&["verify"], "--jobs", "-1", positive),
+        (&["verify"], "--jobs", "0", positive),
+        (&["bench"], "--rounds", "-1", "-1 is not in 1..="),
+        (&["bench", "--ladder"], "--size", "-1", whole),
+    ] {
+        let line = error(place.path(), &[args, &[flag, value]].concat());
+        assert!(
+            line.starts_with(&format!("error: invalid value '{value}' for '{flag} <")),
+            "{line}"
+        );
+        assert!(line.contains(&format!(">': {expected}")), "{line}");
+    }
+}
+
+#[test]
+fn no_flag_is_passed_over() {
+    let place = place();
+    for (args, named) in [
+        (&["bench", "rms_norm", "--size", "512"][..], "--size is for --ladder"),
+        (&["bench", "rms_norm", "--size", "512", "--shapes", "small"], "--size is for --ladder"),
+        (&["bench", "--svg", "a.svg", "--json", "a.json"], "--svg is for --compare"),
+        (&["bench", "--check", "--device", "cpu"], "--check is for --tables"),
+        (&["bench", "rms_norm", "--compare", "a.json"], "cannot be used with"),
+        (&["bench", "--compare", "a.json", "--dtype", "bf16"], "cannot be used with"),
+        (&["bench", "--tables", "a.md", "--markdown"], "cannot be used with"),
+    ] {
+        let line = error(place.path(), args);
+        assert!(line.contains(named), "{args:?}: {line}");
+    }
 }
 
 #[test]

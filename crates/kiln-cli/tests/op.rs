@@ -160,12 +160,14 @@ fn errors_are_one_line_and_leave_no_file() {
     let kv = ["k", "v"].map(|name| zero(name, &[1, 2, 5, 4]));
     let attention = file(&[&[zero("q", &[1, 3, 2, 4])][..], &kv].concat(), &[]);
     let rope = file(&[zero("x", &[1, 1, 2, 8])], &[]);
+    let chains = [zero("a", &[2, 8]), zero("b", &[2, 9]), zero("c", &[2, 7]), zero("z", &[1, 2])];
+    let bk = file(&chains, &[]);
     let rank = norm(x(), zero("weight", &[1, 3]));
     let empty = norm(zero("x", &[0, 3]), weight());
     let double = norm(zeros("x", Dtype::F64, &[2, 3]), weight());
     let mixed = norm(x(), zeros("weight", Dtype::BF16, &[3]));
     // Each line begins with the operator's name and a colon, but for the first three.
-    let cases: [(&[u8], &str, &str, &str); 21] = [
+    let cases: [(&[u8], &str, &str, &str); 22] = [
         (b"", "rms_norm", "", "in.st: not a whole safetensors file: header too small"),
         (b"not a tensor", "rms_norm", "", "in.st: not a whole safetensors file: header too large"),
         (
@@ -193,6 +195,7 @@ fn errors_are_one_line_and_leave_no_file() {
         (&good, "rms_norm", "epsilon=1", "unknown attribute `epsilon`, expected eps"),
         (&rope, "rope", "offset=-1", "attribute offset = -1, expected an integer of at least 0"),
         (&rope, "rope", "layout=x", "attribute layout = x, expected half or interleaved"),
+        (&bk, "bk", "", "`b` has shape [2, 9], expected [Bb, 7]"),
         (&attention, "attention", "causal=1", "attribute causal = 1, expected true or false"),
         (
             &attention,
@@ -230,5 +233,60 @@ fn errors_are_one_line_and_leave_no_file() {
     ] {
         let line = error(&good, op, &args);
         assert!(line.starts_with(expected), "{op} {args:?}: {line}");
+    }
+}
+
+/// Runs `kiln op` there with nothing else: exit status, stdout, stderr.
+fn plain(place: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::cargo_bin("kiln").unwrap();
+    command.current_dir(place).env_remove("RUST_BACKTRACE").arg("op");
+    let output = command.args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_list_is_of_all_operators_or_of_the_one_that_is_named() {
+    let place = place();
+    let (status, all, err) = plain(place.path(), &["--list"]);
+    assert_eq!((status, err.as_str()), (0, ""));
+    let heads = || all.lines().filter(|line| !line.starts_with(' '));
+    assert!(heads().count() > 9, "{all}");
+    let mut parts = String::new();
+    for head in heads() {
+        let (name, _) = head.split_once(": ").unwrap();
+        let (status, one, err) = plain(place.path(), &[name, "--list"]);
+        assert_eq!((status, err.as_str()), (0, ""), "{name}");
+        parts += &one;
+    }
+    assert_eq!(parts, all);
+
+    for (args, expected) in [
+        (&["norm", "--list"][..], "error: unknown operator `norm`, expected one of rms_norm, "),
+        (&["--list", "--input", "in.st"], "error: the argument '--list' cannot be used with"),
+        (&["--list", "--output", "out.st"], "error: the argument '--list' cannot be used with"),
+        (&["--list", "--set", "eps=1"], "error: the argument '--list' cannot be used with"),
+    ] {
+        let (status, out, err) = plain(place.path(), args);
+        assert_eq!((status, out.as_str(), err.lines().count()), (2, "", 1), "{args:?}: {err}");
+        assert!(err.starts_with(expected), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn the_input_is_not_written_over() {
+    let place = place();
+    let place = place.path();
+    let input = file(&[floats("x", &[2, 3], &X), floats("weight", &[3], &WEIGHT)], &[]);
+    fs::create_dir(place.join("folder")).unwrap();
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("in.st", place.join("link.st")).unwrap();
+    let link = cfg!(unix).then_some("link.st");
+    for output in ["in.st", "./in.st", "folder/../in.st"].into_iter().chain(link) {
+        let (status, out, err) = op(place, &input, "rms_norm", &["--output", output]);
+        let expected =
+            format!("error: --output {output} is the file of --input in.st, expected another\n");
+        assert_eq!((status, out.as_str(), err), (2, "", expected));
+        assert_eq!(fs::read(place.join("in.st")).unwrap(), input);
     }
 }

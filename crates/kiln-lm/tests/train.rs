@@ -252,6 +252,13 @@ fn a_run_starts_only_where_it_can() {
     assert!(line.starts_with("sample.prompt: ") && line.contains('Ω'), "{line}");
     let line = error("a", &["model.context=5000"]);
     assert!(line.contains("validation split"), "{line}");
+    // More than any machine has; what there is Linux tells.
+    let large = ["model.width=1000000", "model.layers=2000000000", "train.batch_size=2147483647"];
+    for set in large.into_iter().filter(|_| cfg!(target_os = "linux")) {
+        let line = error("a", &[set]);
+        assert!(line.starts_with("training takes at least "), "{set}: {line}");
+        assert!(line.contains(" of memory, of which cpu has "), "{set}: {line}");
+    }
     assert!(!place.run("a").exists());
     drop(place.new_trainer("a", &[]));
     assert!(error("a", &[]).contains("holds a run already"));

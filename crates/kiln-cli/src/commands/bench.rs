@@ -1,6 +1,7 @@
 //! `kiln bench`: times behind the gate, runs side by side, and the tables of documents.
 
-use super::{expect_writable, write};
+use super::{expect_writable, whole, write};
+use crate::stdout::print;
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
 use clap::ValueEnum;
@@ -11,6 +12,11 @@ use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+/// What is read neither for --compare nor for --tables.
+const UNREAD: [&str; 11] = [
+    "ops", "device", "shapes", "only", "pass", "data", "dtype", "rounds", "tiles", "json", "policy",
+];
 
 /// Arguments of `kiln bench`.
 #[derive(clap::Args)]
@@ -37,7 +43,8 @@ pub struct Args {
     #[arg(long)]
     dtype: Option<String>,
     /// Bursts of each implementation.
-    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 12, allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or simt.
     #[arg(long, value_parser = kiln_bench::gate::family)]
@@ -56,20 +63,21 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["compare", "policy", "tiles", "shapes", "only", "pass", "rounds", "data"])]
     ladder: bool,
     /// Side of the ladder's matrices; 4096 on CUDA and 256 elsewhere if none is given.
-    #[arg(long, requires = "ladder")]
+    #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
     size: Option<usize>,
     /// Put runs written by --json, or by benches/peers, side by side instead of timing.
-    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["json", "policy"])]
+    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = UNREAD)]
     compare: Vec<PathBuf>,
     /// Draw what is compared instead, as an SVG: times over the last dimension of the first input.
-    #[arg(long, requires = "compare", value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "markdown")]
     svg: Option<PathBuf>,
     /// Make the tables of these Markdown pages, or of those in these folders, from the run files that they
     /// name instead of timing.
-    #[arg(long, num_args = 1.., value_name = "PAGE", conflicts_with_all = ["json", "policy", "compare", "ladder"])]
+    #[arg(long, num_args = 1.., value_name = "PAGE", conflicts_with_all = UNREAD)]
+    #[arg(conflicts_with_all = ["compare", "ladder", "markdown"])]
     tables: Vec<PathBuf>,
     /// Change nothing: name the pages whose tables are not those of the run files, with exit status 1.
-    #[arg(long, requires = "tables")]
+    #[arg(long)]
     check: bool,
     /// Print the shapes, numbers and work of all operators instead, for benches/peers/cases.jsonl.
     #[arg(long, exclusive = true)]
@@ -94,6 +102,16 @@ enum OnePass {
 
 /// Times, or compares, or makes tables.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    // Clap's `requires` lets a flag through without the other where something given conflicts with the other.
+    for (alone, flag, other) in [
+        (args.size.is_some() && !args.ladder, "--size", "--ladder"),
+        (args.svg.is_some() && args.compare.is_empty(), "--svg", "--compare"),
+        (args.check && args.tables.is_empty(), "--check", "--tables"),
+    ] {
+        if alone {
+            bail!("{flag} is for {other}, which is not given");
+        }
+    }
     if !args.compare.is_empty() {
         let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
         if let Some(path) = &args.svg {
@@ -101,7 +119,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         let compared = bench::compare(&runs?, &Selection::default(), args.markdown);
-        println!("{}", compared.map_err(|e| anyhow!(e))?);
+        print(compared.map_err(|e| anyhow!(e))?);
         return Ok(ExitCode::SUCCESS);
     }
     if !args.tables.is_empty() {
@@ -109,7 +127,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if args.cases {
         for case in bench::cases().map_err(|e| anyhow!(e))? {
-            println!("{}", serde_json::to_string(&case)?);
+            print(serde_json::to_string(&case)?);
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -189,9 +207,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     run.board = watch.and_then(Watch::end);
-    println!("{}", bench::table(&run, args.markdown));
+    print(bench::table(&run, args.markdown));
     for error in &red {
-        println!("{error}");
+        print(error);
     }
     if let Some(path) = &args.json {
         write_run(path, &run)?;
@@ -220,12 +238,12 @@ fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
         }
         stale = true;
         if check {
-            println!(
+            print(format_args!(
                 "{name}: its tables are not those of the run files: kiln bench --tables {name}"
-            );
+            ));
         } else {
             write(&page, &made)?;
-            println!("{name}: tables made anew");
+            print(format_args!("{name}: tables made anew"));
         }
     }
     Ok(if stale && check { ExitCode::from(1) } else { ExitCode::SUCCESS })
@@ -258,7 +276,7 @@ fn ladder(args: &Args, opened: &Opened, dtype: DType) -> anyhow::Result<ExitCode
     let mut note = |rung: &str| eprintln!("{rung}");
     let climbed = ladder::climb(&opened.device, dtype, size, command(), &mut note);
     let climbed = climbed.map_err(|e| anyhow!(e))?;
-    println!("{}", ladder::table(&climbed, args.markdown));
+    print(ladder::table(&climbed, args.markdown));
     if let Some(path) = &args.json {
         write(path, &serde_json::to_string_pretty(&climbed)?)?;
     }

@@ -1,6 +1,7 @@
 //! `kiln data prepare`: text to token shards, ahead of training.
 
 use crate::progress::Preparing;
+use crate::stdout::print;
 use kiln_lm::config;
 use kiln_lm::data;
 use std::path::{Path, PathBuf};
@@ -31,12 +32,13 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     let dataset = data::prepare(&config.data, Path::new(""), &mut |p| preparing.show(p))?;
     preparing.finish();
     let meta = &dataset.meta;
-    println!(
+    print(format_args!(
         "{} files, {} bytes: {} training and {} validation tokens of {} kinds",
         meta.files, meta.bytes, meta.train_tokens, meta.validation_tokens, meta.vocab_size
-    );
-    println!("a unigram model reaches a validation loss of {:.4}", dataset.unigram_loss());
+    ));
+    let unigram = dataset.unigram_loss();
+    print(format_args!("a unigram model reaches a validation loss of {unigram:.4}"));
     let how = if dataset.reused { "found ready" } else { "written" };
-    println!("{how} in {}", dataset.dir.display());
+    print(format_args!("{how} in {}", dataset.dir.display()));
     Ok(ExitCode::SUCCESS)
 }

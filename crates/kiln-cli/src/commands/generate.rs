@@ -1,5 +1,6 @@
 //! `kiln generate`: continues a text with a trained model, streaming.
 
+use super::whole;
 use anyhow::Context;
 use burn::module::Module;
 use kiln_lm::generate::{Sampling, generate};
@@ -21,19 +22,19 @@ pub struct Args {
     #[arg(long)]
     prompt: Option<String>,
     /// Tokens to generate.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     tokens: Option<usize>,
     /// Divides the logits; 0 takes the most likely token.
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Keep only this many of the most likely tokens; 0 keeps all.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = whole::<usize>)]
     top_k: Option<usize>,
     /// Keep the smallest set of tokens whose probability reaches this share.
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Seed of the text; the clock if not given.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = whole::<u64>)]
     seed: Option<u64>,
     /// Take the latest checkpoint, not the one with the lowest validation loss.
     #[arg(long)]
@@ -97,7 +98,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match out.result {
         // The reader has seen enough, as in `kiln generate … | head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        result => Ok(result.map(|()| ExitCode::SUCCESS).context("cannot write to stdout")?),
+        result => {
+            Ok(result.map(|()| ExitCode::SUCCESS).context("cannot write to standard output")?)
+        }
     }
 }
 

@@ -9,7 +9,9 @@ pub mod verify;
 
 use anyhow::Context;
 use std::fs::OpenOptions;
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::str::FromStr;
 
 /// The operators with these names; all if there are none.
 pub fn operators(
@@ -20,6 +22,17 @@ pub fn operators(
         return Ok(registry::all().to_vec());
     }
     names.iter().map(|name| registry::find(name).map_err(|e| anyhow::anyhow!(e))).collect()
+}
+
+/// A whole number for clap, whose own words for any other are of invalid digits.
+pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    let wrong = "expected a whole number, 0 or more and below 2^64";
+    text.parse::<T>().map_err(|_| wrong.to_string())
+}
+
+/// The same from 1 on.
+pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "expected a whole number, 1 or more".to_string())
 }
 
 /// Refuses a file that cannot be written before the work of which it is to hold the results.

@@ -1,10 +1,11 @@
 //! `kiln op`: one operator on tensors from a file.
 
-use anyhow::anyhow;
+use crate::stdout::print;
+use anyhow::{anyhow, bail};
 use kiln_bench::op_io::{self, Request};
 use kiln_ops::device;
 use kiln_ops::policy::Implementation;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Arguments of `kiln op`.
@@ -13,8 +14,8 @@ pub struct Args {
     /// Operator.
     #[arg(required_unless_present = "list")]
     op: Option<String>,
-    /// List the operators: inputs, attributes, outputs.
-    #[arg(long)]
+    /// List the operators, or the one that is named: inputs, attributes, outputs.
+    #[arg(long, conflicts_with_all = ["input", "output", "device", "kernel", "set"])]
     list: bool,
     /// Safetensors file with the inputs and, for the backward, cotangents `grad.<output>`.
     #[arg(long, required_unless_present = "list")]
@@ -35,16 +36,38 @@ pub struct Args {
 
 /// Runs the operator, or lists them.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let op = args.op.map(|name| kiln_bench::registry::find(&name).map_err(|e| anyhow!(e)));
+    let op = op.transpose()?;
     if args.list {
-        println!("{}", op_io::list());
+        match op {
+            Some(op) => print(listed(&op_io::list(), op.spec().name)),
+            None => print(op_io::list()),
+        }
         return Ok(ExitCode::SUCCESS);
     }
-    let (Some(op), Some(input), Some(output)) = (args.op, args.input, args.output) else {
+    let (Some(op), Some(input), Some(output)) = (op, args.input, args.output) else {
         unreachable!("clap asks for them unless --list is given")
     };
-    let op = kiln_bench::registry::find(&op).map_err(|e| anyhow!(e))?;
+    // The inputs would be gone.
+    if is_same(&input, &output) {
+        let (input, output) = (input.display(), output.display());
+        bail!("--output {output} is the file of --input {input}, expected another");
+    }
     let device = device::open(&args.device)?;
     let request = Request { op, input, output, opened: device, kernel: args.kernel, set: args.set };
     op_io::run(&request).map_err(|e| anyhow!(e))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The part of the list that is of this operator: a line, and those below it that are indented.
+fn listed(list: &str, name: &str) -> String {
+    let is_its = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(':'));
+    let mut lines = list.lines().skip_while(|line| !is_its(line));
+    let first = lines.next().into_iter();
+    first.chain(lines.take_while(|line| line.starts_with(' '))).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether both are one file, also by another path or through a link.
+fn is_same(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }

@@ -1,6 +1,7 @@
 //! `kiln train`: trains as a configuration describes it, or goes on with a run.
 
 use crate::progress::{Preparing, Progress, program};
+use crate::stdout::print;
 use anyhow::Context;
 use kiln_lm::config::{self, Config};
 use kiln_lm::data;
@@ -48,7 +49,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = config(&args)?;
     if args.print_config {
-        print!("{}", config::to_toml(&config)?);
+        print(config::to_toml(&config)?.trim_end());
         return Ok(ExitCode::SUCCESS);
     }
     let opened = device::open(&args.device)?;

@@ -4,6 +4,8 @@ mod board;
 mod table;
 mod worker;
 
+use super::{positive, whole};
+use crate::stdout::print;
 use anyhow::Context;
 use board::Board;
 use burn::tensor::Device;
@@ -26,14 +28,14 @@ pub struct Args {
     #[arg(long)]
     json: Option<PathBuf>,
     /// Seed of the data.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u64>)]
     seed: u64,
     /// Random cases for each operator and element type.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, allow_negative_numbers = true, value_parser = whole::<usize>)]
     fuzz: usize,
     /// Processes that verify at a time, 1 for this one alone; as many as cores and memory allow if it is
     /// not given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     jobs: Option<NonZeroUsize>,
     /// Verify the rows that are asked for on stdin.
     #[arg(long, hide = true)]
@@ -80,11 +82,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         for (check, case, what) in &report.failures {
             let title = check.title();
             let family = report.family.as_ref().map_or_else(String::new, |f| format!(" {f}"));
-            println!("RED {} {}{family} ({title}) {case}: {what}", report.op, report.dtype);
+            let (op, dtype) = (&report.op, &report.dtype);
+            print(format_args!("RED {op} {dtype}{family} ({title}) {case}: {what}"));
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();
-    println!("{} green, {red} red, on {}", reports.len() - red, opened.name);
+    print(format_args!("{} green, {red} red, on {}", reports.len() - red, opened.name));
     if let Some(path) = args.json {
         let text = serde_json::to_string_pretty(&reports)?;
         super::write(&path, &text)?;

@@ -78,8 +78,12 @@ pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Config, C
         Ok(()) => Ok(config),
         Err(ConfigError::Invalid(mut violations)) => {
             for violation in &mut violations {
-                let span = span_of(&table, violation.key);
-                violation.place = Some(source.place(span));
+                let keys = std::iter::once(violation.key).chain(violation.also.iter().copied());
+                let spans: Vec<_> = keys.filter_map(|key| span_of(&table, key)).collect();
+                // Of several keys that do not fit each other the one is wrong that was changed.
+                let overridden = |span: &&Range<usize>| source.overriding(span.start).is_some();
+                let span = spans.iter().find(overridden).or(spans.first());
+                violation.place = Some(source.place(span.cloned()));
             }
             Err(ConfigError::Invalid(violations))
         }

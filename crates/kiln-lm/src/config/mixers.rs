@@ -35,7 +35,7 @@ impl ModelConfig {
     }
 
     /// Whether a block has this mixer.
-    pub(super) fn has(&self, kind: MixerKind) -> bool {
+    pub(crate) fn has(&self, kind: MixerKind) -> bool {
         self.mixer.by_turns().iter().take(self.layers).any(|mixer| *mixer == kind)
     }
 }

@@ -1,6 +1,7 @@
-//! What the zeros of `[model]` and keys that are not given stand for, and the head dimension that follows from it.
+//! What the zeros of `[model]` and keys that are not given stand for, and what follows from it: the head dimension and
+//! the number of parameters.
 
-use super::ModelConfig;
+use super::{MixerKind, MlpKind, ModelConfig};
 
 impl ModelConfig {
     /// Key and value heads, with 0 resolved to `heads`.
@@ -25,6 +26,36 @@ impl ModelConfig {
     /// refuses.
     pub fn head_dim(&self) -> usize {
         self.width.checked_div(self.heads).unwrap_or(0)
+    }
+
+    /// Number of parameters for so many tokens, without making any; a float, which no size overflows.
+    pub fn parameters(&self, vocab_size: usize) -> f64 {
+        let width = self.width as f64;
+        let mlp = match self.mlp {
+            MlpKind::SwiGlu => 3.0 * width * self.resolved_mlp_width() as f64,
+        };
+        let by_turns = self.mixer.by_turns();
+        let mixers = by_turns.iter().enumerate().map(|(turn, kind)| {
+            // Not block by block: there may be more than anyone waits for.
+            let (rounds, rest) = (self.layers / by_turns.len(), self.layers % by_turns.len());
+            (rounds + usize::from(turn < rest)) as f64 * self.mixer_parameters(*kind)
+        });
+        let blocks = self.layers as f64 * (2.0 * width + mlp) + mixers.sum::<f64>();
+        let tables = if self.tied_embeddings { 1.0 } else { 2.0 };
+        blocks + width + tables * vocab_size as f64 * width
+    }
+
+    fn mixer_parameters(&self, kind: MixerKind) -> f64 {
+        let width = self.width as f64;
+        match kind {
+            MixerKind::Attention => {
+                let head_dim = self.head_dim() as f64;
+                let heads = 2.0 * self.heads as f64 + 2.0 * self.resolved_kv_heads() as f64;
+                let norms = if self.qk_norm { 2.0 * head_dim } else { 0.0 };
+                heads * head_dim * width + norms
+            }
+            MixerKind::Bk => 3.0 * self.resolved_bk_channels() as f64 * width,
+        }
     }
 }
 

@@ -12,7 +12,9 @@ pub struct Violation {
     pub value: String,
     /// What is allowed: the end of a sentence that begins with "must".
     pub allowed: String,
-    /// File and line, or override, that set the value, where known.
+    /// Other keys on whose values it depends whether this one is allowed.
+    pub also: &'static [&'static str],
+    /// File and line, or override, that set the value, where known; or the override of one of the other keys.
     pub place: Option<String>,
 }
 
@@ -35,9 +37,21 @@ struct Checks {
 
 impl Checks {
     fn check(&mut self, ok: bool, key: &'static str, value: impl Display, allowed: impl Display) {
+        self.check_with(ok, key, &[], value, allowed);
+    }
+
+    /// The same for a value that has to fit those of other keys.
+    fn check_with(
+        &mut self,
+        ok: bool,
+        key: &'static str,
+        also: &'static [&'static str],
+        value: impl Display,
+        allowed: impl Display,
+    ) {
         if !ok {
             let (value, allowed) = (value.to_string(), allowed.to_string());
-            self.violations.push(Violation { key, value, allowed, place: None });
+            self.violations.push(Violation { key, value, allowed, also, place: None });
         }
     }
 
@@ -145,9 +159,10 @@ impl Config {
         }
 
         let schedule = &self.schedule;
-        to.check(
+        to.check_with(
             schedule.warmup <= self.train.steps,
             "schedule.warmup",
+            &["train.steps"],
             schedule.warmup,
             format_args!("be at most train.steps ({})", self.train.steps),
         );
@@ -181,14 +196,16 @@ impl Config {
 
 /// What attention asks for; without a block of it these keys may be anything.
 fn check_heads(model: &ModelConfig, to: &mut Checks) {
+    const ALSO: &[&str] = &["model.heads", "model.mixer"];
     to.size("model.heads", model.heads, 1);
     to.size("model.kv_heads", model.kv_heads, 0);
     if model.heads >= 1 && model.width >= 1 {
         let heads = model.heads;
         if model.width.is_multiple_of(heads) {
-            to.check(
+            to.check_with(
                 model.head_dim().is_multiple_of(2),
                 "model.width",
+                ALSO,
                 model.width,
                 format_args!(
                     "give an even width per head for RoPE, not {} / {heads} = {}",
@@ -198,11 +215,12 @@ fn check_heads(model: &ModelConfig, to: &mut Checks) {
             );
         } else {
             let allowed = format_args!("be a multiple of model.heads ({heads})").to_string();
-            to.check(false, "model.width", model.width, allowed);
+            to.check_with(false, "model.width", ALSO, model.width, allowed);
         }
-        to.check(
+        to.check_with(
             heads.is_multiple_of(model.resolved_kv_heads()),
             "model.kv_heads",
+            ALSO,
             model.kv_heads,
             format_args!("divide model.heads ({heads}), or be 0 for as many"),
         );

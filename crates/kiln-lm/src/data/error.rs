@@ -14,6 +14,14 @@ pub enum DataError {
         /// Where it was looked for.
         path: PathBuf,
     },
+    /// An entry of `sources` is a device, a pipe or the like.
+    #[error(
+        "source `{pattern}` is no regular file, expected a text file, a folder or a glob pattern"
+    )]
+    NotRegular {
+        /// The entry as configured.
+        pattern: String,
+    },
     /// A glob pattern matched no file, or a folder holds no text file.
     #[error("source `{pattern}` matches no text file")]
     NoFiles {
@@ -97,6 +105,17 @@ pub enum DataError {
     Tokenizer {
         /// What went wrong.
         message: String,
+    },
+    /// A file that was named as a tokenizer cannot be read or holds none.
+    #[error(
+        "tokenizer {}: {reason}; expected a tokenizer.json of Hugging Face's tokenizers or of Kiln",
+        path.display()
+    )]
+    TokenizerFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
     },
     /// A file of a prepared data set is damaged.
     #[error("{} is damaged: {reason}", path.display())]

@@ -33,6 +33,8 @@ pub(super) fn expand(sources: &[String], base: &Path) -> Result<Vec<SourceFile>,
             (walk(&path)?, false)
         } else if pattern.contains(['*', '?', '[']) {
             (expand_glob(pattern, base)?, true)
+        } else if path.exists() {
+            return Err(DataError::NotRegular { pattern: pattern.clone() });
         } else {
             let pattern = pattern.clone();
             return Err(DataError::SourceNotFound { pattern, path });
@@ -231,6 +233,13 @@ mod tests {
             let error = names(&[source], dir.path()).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_there_but_no_file_is_not_called_missing() {
+        let error = names(&["/dev/null"], Path::new("")).unwrap_err().to_string();
+        assert!(error.starts_with("source `/dev/null` is no regular file, expected"), "{error}");
     }
 
     #[test]

@@ -211,13 +211,16 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// [`DataError::Io`] or [`DataError::Tokenizer`], with the path.
+    /// [`DataError::TokenizerFile`].
     pub fn load(path: &Path) -> Result<Self, DataError> {
-        let json = std::fs::read(path).map_err(DataError::io(path))?;
+        let failed = |reason: String| DataError::TokenizerFile { path: path.to_owned(), reason };
+        // What is no file may have no end, as /dev/zero.
+        if path.exists() && !path.is_file() {
+            return Err(failed("it is no regular file".into()));
+        }
+        let json = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
         Self::from_json(&json).map_err(|error| match error {
-            DataError::Tokenizer { message } => {
-                DataError::tokenizer(format!("{}: {message}", path.display()))
-            }
+            DataError::Tokenizer { message } => failed(message),
             other => other,
         })
     }
@@ -311,7 +314,27 @@ mod tests {
             let result = Tokenizer::from_json(json.as_bytes());
             assert!(matches!(result, Err(DataError::Tokenizer { .. })), "{json}");
         }
-        let error = Tokenizer::load(Path::new("nowhere.json")).unwrap_err();
-        assert!(error.to_string().starts_with("nowhere.json: "));
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_named_with_what_was_expected() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        for (path, reason) in [
+            (dir.path().join("nowhere.json"), ""),
+            (dir.path().to_owned(), "it is no regular file; "),
+            (file("text.txt", "the kiln\n"), "expected "),
+            (file("other.json", "{}"), ""),
+            (file("empty.json", ""), "EOF"),
+        ] {
+            let error = Tokenizer::load(&path).unwrap_err().to_string();
+            let start = format!("tokenizer {}: {reason}", path.display());
+            assert!(error.starts_with(&start), "{error}");
+            assert!(error.contains("; expected a tokenizer.json of Hugging Face's"), "{error}");
+        }
     }
 }

@@ -42,6 +42,20 @@ fn has_the_parameters_it_should() {
 }
 
 #[test]
+fn parameters_are_known_before_there_are_any() {
+    let device = Device::flex();
+    let untied = ModelConfig { tied_embeddings: false, qk_norm: true, ..config() };
+    let [_, bk, both] = configs();
+    let chains = ModelConfig { heads: 0, bk_channels: Some(3), mlp_width: 5, ..bk.clone() };
+    // Two mixers by turns, which do not come out even.
+    let by_turns = ModelConfig { layers: 5, ..both.clone() };
+    for config in [config(), untied, bk, both, chains, by_turns] {
+        let made = config.init(50, 1, &device).num_params();
+        assert_eq!(config.parameters(50), made as f64, "{config:?}");
+    }
+}
+
+#[test]
 fn a_token_changes_only_what_comes_at_and_after_it() {
     let device = Device::flex();
     let normed = ModelConfig { qk_norm: true, ..config() };

@@ -85,6 +85,24 @@ pub enum TrainError {
         /// Names of all parameters.
         names: Vec<String>,
     },
+    /// The parameters or the activations are more than there is memory for.
+    #[error(
+        "training takes at least {} of memory, of which {device} has {}: {} for parameters, gradients and \
+         moments, {} for a batch; expected a smaller [model] or train.batch_size",
+        gib(*least), gib(*memory), gib(*parameters), gib(*activations)
+    )]
+    Memory {
+        /// Bytes that training takes at least.
+        least: f64,
+        /// Bytes for the parameters with what the optimizer keeps of them.
+        parameters: f64,
+        /// Bytes for the activations of one batch, at least.
+        activations: f64,
+        /// The device.
+        device: String,
+        /// Bytes that it has.
+        memory: f64,
+    },
     /// A step has fewer micro-batches than there are ranks to share them.
     #[error(
         "train.accumulation is {accumulation}, of which {ranks} ranks cannot each have a micro-batch: \
@@ -105,6 +123,10 @@ pub enum TrainError {
         /// Folder of the run.
         path: PathBuf,
     },
+}
+
+fn gib(bytes: f64) -> String {
+    format!("{:.1} GiB", bytes / f64::from(1 << 30))
 }
 
 impl TrainError {

@@ -42,7 +42,7 @@ impl Trainer {
     pub(super) fn sample(&self) -> Result<String, TrainError> {
         let (sample, tokenizer) = (&self.config.sample, &self.dataset.tokenizer);
         let seed = derived_seed(self.config.train.seed, self.state.step, SAMPLES);
-        let mut tokens = Vec::with_capacity(sample.tokens);
+        let mut tokens = Vec::new();
         let mut take = |token| {
             if Some(token) == tokenizer.eos() {
                 return ControlFlow::Break(());

@@ -14,6 +14,7 @@
 
 mod error;
 mod evaluate;
+mod memory;
 mod observer;
 mod optimizer;
 mod replica;
@@ -64,13 +65,14 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// [`TrainError`] if the configuration is out of range, a split is shorter than one window,
-    /// the prompt of the samples has unknown characters, a group of the optimizer holds no parameter, or
-    /// the folder cannot be used.
+    /// [`TrainError`] if the configuration is out of range or cannot fit into memory, a split is shorter
+    /// than one window, the prompt of the samples has unknown characters, a group of the optimizer holds no
+    /// parameter, or the folder cannot be used.
     pub fn new(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
         dataset.check_window(config.model.context)?;
         let prompt = sample_prompt(&config, &dataset)?;
+        memory::check(&config, dataset.meta.vocab_size, device)?;
         let device = device.clone().autodiff();
         optimizer::optimizer(
             &config.optimizer,
@@ -94,6 +96,7 @@ impl Trainer {
         config.validate()?;
         dataset.check_window(config.model.context)?;
         let prompt = sample_prompt(&config, &dataset)?;
+        memory::check(&config, dataset.meta.vocab_size, device)?;
         let run = RunDir::open(&config.train.out)?;
         let store = run.open_checkpoints(config.train.keep)?;
         let latest = store.latest()?;
@@ -156,7 +159,8 @@ impl Trainer {
     /// Tokens of one optimizer step.
     fn tokens_per_step(&self) -> usize {
         let train = &self.config.train;
-        train.batch_size * train.accumulation * self.config.model.context
+        let micro_batch = train.batch_size.saturating_mul(self.config.model.context);
+        micro_batch.saturating_mul(train.accumulation)
     }
 
     /// What the run begins with.

@@ -93,7 +93,7 @@ impl<M: LanguageModel> Replica<M> {
         let (train, context) = (&config.train, config.model.context);
         let step = self.optimizer.steps();
         let mut gradients = GradientsAccumulator::new();
-        let mut losses = Vec::with_capacity(train.accumulation);
+        let mut losses = Vec::new();
         for micro in 0..train.accumulation {
             let batch = self.sampler.micro_batch(micro, train.batch_size, context)?;
             let Some(batch) = batch else {

@@ -3,6 +3,7 @@
 use super::table::Table;
 use super::worker::Event;
 use crate::progress;
+use crate::stdout::print;
 use burn::tensor::Device;
 use indicatif::ProgressBar;
 use kiln_bench::gate::{self, Report, Row};
@@ -24,7 +25,7 @@ impl<'a> Board<'a> {
     /// For these rows; prints the headings.
     pub fn new(rows: &'a [Row], device: &'a Device) -> Self {
         let table = Table::new(rows);
-        println!("{}", table.headings());
+        print(table.headings());
         let bar = progress::rows(rows.len());
         Self { rows, device, table, bar, running: vec![], reports: vec![None; rows.len()] }
     }
@@ -49,7 +50,7 @@ impl<'a> Board<'a> {
         let report =
             report.unwrap_or_else(|why| gate::unfinished(&self.rows[row], self.device, why));
         let line = self.table.row(&report, time);
-        self.bar.suspend(|| println!("{line}"));
+        self.bar.suspend(|| print(line));
         self.bar.inc(1);
         self.reports[row] = Some(report);
     }

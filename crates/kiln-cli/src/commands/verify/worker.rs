@@ -4,6 +4,7 @@
 //! A worker is `kiln verify --worker`. It reads the number of a row from a line of stdin and stdout with the
 //! report, a line of JSON on stdout. It ends with its stdin, so that none outlives the program that asks.
 
+use crate::stdout::print;
 use anyhow::Context;
 use kiln_bench::gate::{Report, Row};
 use std::io::{self, BufRead, BufReader, Lines, Write};
@@ -36,7 +37,7 @@ pub fn serve(rows: &[Row], verify: impl Fn(&Row) -> Report) -> anyhow::Result<()
         let row = line.parse().ok().and_then(|number: usize| rows.get(number));
         let row = row.with_context(|| format!("there is no row `{line}`"))?;
         // On a line of its own, whatever a library has written.
-        println!("\n{}", serde_json::to_string(&verify(row))?);
+        print(format_args!("\n{}", serde_json::to_string(&verify(row))?));
     }
     Ok(())
 }

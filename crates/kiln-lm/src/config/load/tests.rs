@@ -343,6 +343,29 @@ fn a_violation_by_an_override_of_what_the_file_says_is_the_overrides() {
 }
 
 #[test]
+fn a_violation_of_several_keys_is_that_of_the_override_among_them() {
+    let text = format!("{TEXT}warmup = 100\n\n[train]\nsteps = 500\n");
+    let long = "schedule.warmup is 100, must be at most train.steps (50)";
+    assert_eq!(error(&text, &["train.steps=50"]), format!("--set train.steps=50: {long}"));
+    let set = ["train.steps=50", "schedule.warmup=100"];
+    assert_eq!(error(&text, &set), format!("--set schedule.warmup=100: {long}"));
+    for (set, more, violation) in [
+        ("model.heads=5", "", "model.width is 384, must be a multiple of model.heads (5)"),
+        ("model.heads=4", "kv_heads = 3\n", "model.kv_heads is 3, must divide model.heads (4)"),
+        ("model.heads=128", "", "model.width is 384, must give an even width per head"),
+        ("model.mixer=attention", "mixer = 'bk'\nkv_heads = 4\n", "model.kv_heads is 4, must"),
+    ] {
+        let text = TEXT.replace("[model]\n", &format!("[model]\n{more}"));
+        let line = error(&text, &[set]);
+        assert!(line.starts_with(&format!("--set {set}: {violation}")), "{line}");
+    }
+    // Nothing is overridden: where the value stands, else where the other one does.
+    assert!(error(&text.replace("500", "50"), &[]).starts_with("x.toml:13: schedule.warmup is"));
+    let default = text.replace("warmup = 100\n", "").replace("500", "10");
+    assert!(error(&default, &[]).starts_with("x.toml:15: schedule.warmup is 20, must"));
+}
+
+#[test]
 fn files_are_loaded_and_a_missing_one_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.toml");
