@@ -34,7 +34,8 @@ impl Holds {
 pub struct InputSpec {
     /// Name.
     pub name: &'static str,
-    /// Shape: names of dimensions, `...` for any leading ones, numbers for themselves.
+    /// Shape: names of dimensions, `...` for any leading ones, numbers for themselves, `N-1` for one less than
+    /// an N that stands before it.
     pub shape: &'static [&'static str],
     /// What it holds.
     pub holds: Holds,
@@ -377,11 +378,11 @@ impl Spec {
                 return Err(wrong());
             }
             for (name, size) in fixed.iter().zip(&shape[extra..]) {
-                let fits = match name.parse::<usize>() {
-                    Ok(number) => number == *size,
-                    Err(_) => dims.entry(name).or_insert_with(|| vec![*size])[..] == [*size],
+                let Some(expected) = sizes_of(name, &dims) else {
+                    dims.insert(name, vec![*size]);
+                    continue;
                 };
-                if !fits {
+                if expected != [*size] {
                     return Err(wrong());
                 }
             }
@@ -391,11 +392,8 @@ impl Spec {
 
     /// The shape of an output for inputs with these dimensions.
     pub fn output_shape(&self, output: &OutputSpec, dims: &Dims) -> Vec<usize> {
-        let size = |name: &&str| match name.parse::<usize>() {
-            Ok(number) => vec![number],
-            Err(_) => dims.get(name).cloned().unwrap_or_default(),
-        };
-        output.shape.iter().flat_map(size).collect()
+        let sizes = |name: &&str| sizes_of(name, dims).unwrap_or_default();
+        output.shape.iter().flat_map(sizes).collect()
     }
 
     /// Whether it computes in this element type: what has no input of the operation's own computes in f32 alone.
@@ -409,13 +407,22 @@ impl Spec {
     }
 }
 
+/// What a name in a shape stands for, if that is known: a number for itself, `N-1` for one less than N.
+pub(crate) fn sizes_of(name: &str, dims: &Dims) -> Option<Vec<usize>> {
+    if let Ok(number) = name.parse::<usize>() {
+        return Some(vec![number]);
+    }
+    match name.strip_suffix("-1") {
+        Some(of) => dims.get(of).map(|sizes| vec![sizes[0].saturating_sub(1)]),
+        None => dims.get(name).cloned(),
+    }
+}
+
 /// A shape with the sizes that are known.
 fn show(shape: &[&str], dims: &Dims) -> String {
-    let one = |name: &&str| match dims.get(name) {
-        Some(sizes) if name.parse::<usize>().is_err() => {
-            sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
-        }
-        _ => name.to_string(),
+    let one = |name: &&str| match sizes_of(name, dims) {
+        Some(sizes) => sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+        None => name.to_string(),
     };
     let parts: Vec<_> = shape.iter().map(one).filter(|part| !part.is_empty()).collect();
     format!("[{}]", parts.join(", "))

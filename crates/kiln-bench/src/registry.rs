@@ -37,6 +37,14 @@ mod tests {
         ] {
             assert_eq!(spec.dims(&shapes).unwrap_err(), format!("add_rms_norm: {expected}"));
         }
+        // `b` and `c` go by the N of `a`, not by each other.
+        let spec = find("bk").unwrap().spec();
+        let dims = |b, c| spec.dims(&[vec![2, 8], vec![2, b], vec![1, c], vec![1, 2]]);
+        let expected = "bk: `b` has shape [2, 9], expected [Bb, 7]";
+        assert_eq!(dims(9, 7).unwrap_err(), expected);
+        assert_eq!(dims(9, 9).unwrap_err(), expected);
+        assert_eq!(dims(7, 9).unwrap_err(), "bk: `c` has shape [1, 9], expected [Bc, 7]");
+        assert_eq!(spec.output_shape(&spec.outputs[0], &dims(7, 7).unwrap()), [2, 8, 2]);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //! softmax(scale · Q·Kᵀ + mask) · V between a product that makes queries, keys and values in one tensor, where
 //! attention reads them, and one back.
 
-use crate::{KvCache, Linear, LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, expect};
+use crate::{
+    KvCache, Linear, LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, check_size,
+    check_width, expect,
+};
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param, ParamId};
 use burn::nn::Initializer;
@@ -59,12 +62,13 @@ impl CausalSelfAttentionConfig {
     ///
     /// # Panics
     ///
-    /// If `d_model` is no multiple of `heads` or `heads` none of `kv_heads`, and with the message
+    /// If `d_model` is 0 or no multiple of `heads` or `heads` none of `kv_heads`, and with the message
     /// of [`kiln_ops::OpError`] if the heads have an odd width.
     #[track_caller]
     pub fn init(&self, device: &Device) -> CausalSelfAttention {
         let (d_model, heads) = (self.d_model, self.heads);
         let kv_heads = self.kv_heads.unwrap_or(heads);
+        check_size("attention", "d_model", d_model);
         let fits = heads > 0 && d_model.is_multiple_of(heads);
         assert!(fits, "attention: d_model = {d_model}, expected a multiple of heads = {heads}");
         let fits = kv_heads > 0 && heads.is_multiple_of(kv_heads);
@@ -123,8 +127,7 @@ impl CausalSelfAttention {
     ///
     /// # Panics
     ///
-    /// With the message of [`kiln_ops::OpError`] if `x` has another width or more positions than the layer; with Burn's
-    /// if it has none.
+    /// If `x` has another width or more positions than the layer; with Burn's message if it has none.
     #[track_caller]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let (qkv, options) = (self.project(x, 0), AttentionOptions::default());
@@ -153,6 +156,15 @@ impl CausalSelfAttention {
     /// Queries, keys and values, `[B, T, (heads + 2 · kv_heads) · head_dim]`, the first two rotated.
     #[track_caller]
     fn project(&self, x: Tensor<3>, offset: usize) -> Tensor<3> {
+        let [d_model, _] = self.w_qkv.weight.shape().dims();
+        check_width("attention", &x, d_model);
+        let [_, length, _] = x.dims();
+        // RoPE would speak of its offset.
+        let (positions, most) = (offset + length, self.rope.positions());
+        assert!(
+            positions <= most,
+            "attention: positions = {positions}, expected at most {most}, those of the layer"
+        );
         let qkv = self.normed(self.w_qkv.forward(x));
         self.rope.forward_qkv(qkv, self.heads, self.kv_heads, offset)
     }

@@ -11,7 +11,7 @@
 //! Source: the BK-Core of Project-ResNet-BK, which has one chain, limits of ±3 and a damping of 1, and takes the whole
 //! chain, what comes after a token included.
 
-use crate::{BkState, Linear, LinearConfig, expect};
+use crate::{BkState, Linear, LinearConfig, check_size, expect};
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay};
 use burn::nn::Initializer;
@@ -61,11 +61,12 @@ impl BkCoreConfig {
     ///
     /// # Panics
     ///
-    /// If `channels` is 0, or `limit`, `damping` or `max_abs` is out of range.
+    /// If `width` or `channels` is 0, or `limit`, `damping` or `max_abs` is out of range.
     #[track_caller]
     pub fn init(&self, device: &Device) -> BkCore {
         let Self { width, channels, limit, damping, .. } = *self;
-        assert!(channels > 0, "bk_core: channels = 0, expected at least 1");
+        check_size("bk_core", "width", width);
+        check_size("bk_core", "channels", channels);
         let fits = limit > 0.0 && limit <= 1e6;
         assert!(fits, "bk_core: limit = {limit}, expected above 0 and at most 1e6");
         // Within these the squares of G and of its inverse are within f32.

@@ -3,8 +3,29 @@
 use burn::tensor::Tensor;
 use kiln_ops::attention;
 
-/// Keys and values of one layer, already rotated by RoPE: memory for all positions, allocated once and filled in
-/// place.
+/// Keys and values of one [`CausalSelfAttention`](crate::CausalSelfAttention), already rotated by RoPE: memory for all
+/// positions, allocated once and filled in place.
+///
+/// It makes the [`attention::KvCache`] that the operator takes at the first call, which says what is to be held.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use kiln_nn::prelude::*;
+///
+/// let device = Device::flex();
+/// let attention = CausalSelfAttentionConfig::new(64, 4, 16).init(&device);
+/// let mut cache = KvCache::new(16);
+///
+/// let prompt = Tensor::<3>::ones([1, 5, 64], &device);
+/// let y = attention.forward_cached(prompt, &mut cache);
+/// assert_eq!((y.dims(), cache.len()), ([1, 5, 64], 5));
+///
+/// let next = Tensor::<3>::ones([1, 1, 64], &device);
+/// let y = attention.forward_cached(next, &mut cache);
+/// assert_eq!((y.dims(), cache.len()), ([1, 1, 64], 6));
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct KvCache {
     capacity: usize,

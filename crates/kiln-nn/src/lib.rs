@@ -56,6 +56,20 @@ fn default_initializer() -> burn::nn::Initializer {
     burn::nn::Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false }
 }
 
+/// Panics where `x` has another width than the layer: the operator would blame the weight.
+#[track_caller]
+fn check_width<const D: usize>(layer: &str, x: &burn::tensor::Tensor<D>, width: usize) {
+    let shape = x.dims();
+    let fits = shape.last() == Some(&width);
+    assert!(fits, "{layer}: `x` has shape {shape:?}, expected [..., {width}]");
+}
+
+/// Panics if a size of a layer is 0.
+#[track_caller]
+fn check_size(layer: &str, name: &str, size: usize) {
+    assert!(size > 0, "{layer}: {name} = 0, expected at least 1");
+}
+
 /// What an operator returned, or its message as a panic: Burn's modules have no error path.
 #[track_caller]
 fn expect<T>(result: Result<T, kiln_ops::OpError>) -> T {

@@ -1,6 +1,6 @@
 //! A matrix product with an f32 weight, in the element type of the input: y = x · W + b.
 
-use crate::expect;
+use crate::{check_size, check_width, expect};
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
@@ -34,8 +34,15 @@ pub struct Linear {
 
 impl LinearConfig {
     /// A layer with start values.
+    ///
+    /// # Panics
+    ///
+    /// If a width is 0.
+    #[track_caller]
     pub fn init(&self, device: &Device) -> Linear {
         let (d_input, d_output) = (self.d_input, self.d_output);
+        check_size("linear", "d_input", d_input);
+        check_size("linear", "d_output", d_output);
         let weight =
             self.initializer.init_with([d_input, d_output], Some(d_input), Some(d_output), device);
         let bias = self.bias.then(|| Initializer::Zeros.init([d_output], device));
@@ -51,10 +58,9 @@ impl Linear {
     /// If the last dimension of `x` is not `d_input`.
     #[track_caller]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let mut shape = x.dims();
         let [d_input, d_output] = self.weight.shape().dims();
-        let fits = shape.last() == Some(&d_input);
-        assert!(fits, "linear: `x` has shape {shape:?}, expected [..., {d_input}]");
+        check_width("linear", &x, d_input);
+        let mut shape = x.dims();
         let rows = shape[..D - 1].iter().product::<usize>();
         // One matrix product, whatever the rank: a batched one would read the weight per batch.
         let weight = self.weight.val().cast(x.dtype());

@@ -1,6 +1,6 @@
 //! RMSNorm with a learned scale: y = x · w · (mean(x²) + eps)^-½.
 
-use crate::expect;
+use crate::{check_size, check_width, expect};
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
@@ -29,7 +29,13 @@ pub struct RmsNorm {
 
 impl RmsNormConfig {
     /// A norm with scale 1.
+    ///
+    /// # Panics
+    ///
+    /// If `d_model` is 0.
+    #[track_caller]
     pub fn init(&self, device: &Device) -> RmsNorm {
+        check_size("rms_norm", "d_model", self.d_model);
         RmsNorm { weight: Initializer::Ones.init([self.d_model], device), eps: self.eps }
     }
 }
@@ -39,9 +45,10 @@ impl RmsNorm {
     ///
     /// # Panics
     ///
-    /// With the message of [`kiln_ops::OpError`] if the last dimension is not `d_model`.
+    /// If the last dimension of `x` is not `d_model`.
     #[track_caller]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        check_width("rms_norm", &x, self.d_model());
         expect(rms_norm(x, self.weight.val(), self.eps))
     }
 
@@ -49,15 +56,21 @@ impl RmsNorm {
     ///
     /// # Panics
     ///
-    /// With the message of [`kiln_ops::OpError`] if the shapes differ or the last dimension is not
-    /// `d_model`.
+    /// If the last dimension of `x` is not `d_model`, and with the message of [`kiln_ops::OpError`] if the shapes
+    /// differ.
     #[track_caller]
     pub fn forward_add<const D: usize>(
         &self,
         x: Tensor<D>,
         residual: Tensor<D>,
     ) -> (Tensor<D>, Tensor<D>) {
+        check_width("add_rms_norm", &x, self.d_model());
         expect(add_rms_norm(x, residual, self.weight.val(), self.eps))
+    }
+
+    fn d_model(&self) -> usize {
+        let [d_model] = self.weight.shape().dims();
+        d_model
     }
 }
 
@@ -67,7 +80,6 @@ impl ModuleDisplay for RmsNorm {
     }
 
     fn custom_content(&self, content: Content) -> Option<Content> {
-        let [d_model] = self.weight.shape().dims();
-        content.add("d_model", &d_model).add("eps", &self.eps).optional()
+        content.add("d_model", &self.d_model()).add("eps", &self.eps).optional()
     }
 }

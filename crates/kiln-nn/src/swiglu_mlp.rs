@@ -1,6 +1,6 @@
 //! The SwiGLU MLP: y = (silu(x · w_gate) · (x · w_up)) · w_down.
 
-use crate::expect;
+use crate::{check_size, check_width, expect};
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
@@ -33,7 +33,14 @@ pub struct SwiGlu {
 
 impl SwiGluConfig {
     /// An MLP with start values.
+    ///
+    /// # Panics
+    ///
+    /// If a width is 0.
+    #[track_caller]
     pub fn init(&self, device: &Device) -> SwiGlu {
+        check_size("swiglu_mlp", "d_model", self.d_model);
+        check_size("swiglu_mlp", "d_hidden", self.d_hidden);
         let matrix = |rows, columns| {
             self.initializer.init_with([rows, columns], Some(rows), Some(columns), device)
         };
@@ -50,9 +57,11 @@ impl SwiGlu {
     ///
     /// # Panics
     ///
-    /// With the message of [`kiln_ops::OpError`] if the last dimension is not `d_model`.
+    /// If the last dimension of `x` is not `d_model`, and with the message of [`kiln_ops::OpError`] if it is of rank 1.
     #[track_caller]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let [d_model, _] = self.w_gate.shape().dims();
+        check_width("swiglu_mlp", &x, d_model);
         let weight = |w: &Param<Tensor<2>>| w.val().cast(x.dtype());
         let (gate, up, down) = (weight(&self.w_gate), weight(&self.w_up), weight(&self.w_down));
         expect(swiglu_mlp(x, gate, up, down))

@@ -260,6 +260,7 @@ fn what_does_not_fit_is_named() {
     let line = message(|| drop(full.forward_cached(x([1, 1, 6]), &mut BkState::new())));
     assert_eq!(line, "bk_core: a layer that is not causal has no state");
     for (config, expected) in [
+        (BkCoreConfig::new(0, 3), "bk_core: width = 0, expected at least 1"),
         (BkCoreConfig::new(6, 0), "bk_core: channels = 0, expected at least 1"),
         (config().with_limit(0.0), "bk_core: limit = 0, expected above 0 and at most 1e6"),
         (config().with_damping(0.0), "bk_core: damping = 0, expected from 1e-6 to 1e6"),

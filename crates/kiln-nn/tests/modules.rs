@@ -34,8 +34,6 @@ fn linear_is_a_product_of_any_rank_in_the_type_of_its_input() {
     let half = layer.forward(x.cast(DType::BF16));
     assert_eq!(half.dtype(), DType::BF16);
     close(half.cast(DType::F32), y, 0.05);
-    let line = message(|| drop(layer.forward(random([2, 5]))));
-    assert_eq!(line, "linear: `x` has shape [2, 5], expected [..., 6]");
 }
 
 #[test]
@@ -61,8 +59,48 @@ fn rms_norm_and_its_residual_form_agree() {
     close(sum.clone(), x + residual, 0.0);
     close(y.clone(), norm.forward(sum), 0.0);
     close(y.square().mean_dim(1), Tensor::ones([3, 1], &Device::flex()), 1e-4);
-    let line = message(|| drop(norm.forward(random([2, 5]))));
-    assert!(line.starts_with("rms_norm: `weight` has shape [16], expected [5]"), "{line}");
+}
+
+/// As the user of a layer sees it, `x` is wrong and no weight.
+#[test]
+fn another_width_is_that_of_x() {
+    let device = Device::flex();
+    let norm = RmsNormConfig::new(16).init(&device);
+    let linear = LinearConfig::new(16, 4).init(&device);
+    let mlp = SwiGluConfig::new(16, 12).init(&device);
+    let attention = CausalSelfAttentionConfig::new(16, 4, 8).init(&device);
+    let x = || random([1, 2, 5]);
+    let mut cache = KvCache::new(8);
+    for (layer, line) in [
+        ("rms_norm", message(|| drop(norm.forward(x())))),
+        ("add_rms_norm", message(|| drop(norm.forward_add(x(), x())))),
+        ("linear", message(|| drop(linear.forward(x())))),
+        ("swiglu_mlp", message(|| drop(mlp.forward(x())))),
+        ("attention", message(|| drop(attention.forward(x())))),
+        ("attention", message(|| drop(attention.forward_cached(x(), &mut cache)))),
+    ] {
+        assert_eq!(line, format!("{layer}: `x` has shape [1, 2, 5], expected [..., 16]"));
+    }
+    assert!(cache.is_empty());
+}
+
+#[test]
+fn a_size_of_zero_is_refused() {
+    let device = Device::flex();
+    for (layer, size, line) in [
+        ("rms_norm", "d_model", message(|| drop(RmsNormConfig::new(0).init(&device)))),
+        ("linear", "d_input", message(|| drop(LinearConfig::new(0, 4).init(&device)))),
+        ("linear", "d_output", message(|| drop(LinearConfig::new(4, 0).init(&device)))),
+        ("swiglu_mlp", "d_model", message(|| drop(SwiGluConfig::new(0, 4).init(&device)))),
+        ("swiglu_mlp", "d_hidden", message(|| drop(SwiGluConfig::new(4, 0).init(&device)))),
+        (
+            "attention",
+            "d_model",
+            message(|| drop(CausalSelfAttentionConfig::new(0, 4, 8).init(&device))),
+        ),
+    ] {
+        assert_eq!(line, format!("{layer}: {size} = 0, expected at least 1"));
+    }
 }
 
 #[test]
@@ -99,7 +137,11 @@ fn attention_sees_the_past_alone_and_the_cache_changes_nothing() {
         let one = x.clone().narrow(0, 1, 1);
         close(attention.forward_cached(one, &mut cache), y.clone().narrow(0, 1, 1), 1e-5);
         let line = message(|| drop(attention.forward(random([1, 9, 16]))));
-        assert!(line.starts_with("rope: offset = 0"), "{line}");
+        assert_eq!(line, "attention: positions = 9, expected at most 8, those of the layer");
+        let mut longer = KvCache::new(20);
+        drop(attention.forward_cached(random([1, 8, 16]), &mut longer));
+        let line = message(|| drop(attention.forward_cached(random([1, 2, 16]), &mut longer)));
+        assert_eq!(line, "attention: positions = 10, expected at most 8, those of the layer");
     }
     let line = message(|| drop(CausalSelfAttentionConfig::new(10, 4, 8).init(&Device::flex())));
     assert_eq!(line, "attention: d_model = 10, expected a multiple of heads = 4");

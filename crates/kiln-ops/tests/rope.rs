@@ -262,6 +262,10 @@ fn wrong_calls_are_named() {
         message(rope(x([1, 2, 3, 8]), &table, 8)),
         "rope: offset = 8, expected at most 7 for T = 3 and 10 positions"
     );
+    assert_eq!(
+        message(rope(x([1, 2, 11, 8]), &table, 0)),
+        "rope: offset = 0, expected a table of at least T = 11 positions, not of 10"
+    );
     let two = |q, k| rope_qk(q, k, &table, 0).map(|(q, _)| q);
     assert_eq!(
         message(two(x([1, 2, 3, 8]), x([1, 2, 4, 8]))),

@@ -1,5 +1,6 @@
 //! Random cases.
 
+use crate::operator::sizes_of;
 use crate::registry::{Case, Dims, Operator};
 use rand::{Rng, RngExt};
 
@@ -15,7 +16,7 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
     loop {
         let mut dims = Dims::new();
         for name in spec.inputs.iter().flat_map(|input| input.shape) {
-            if name.parse::<usize>().is_ok() || dims.contains_key(name) {
+            if sizes_of(name, &dims).is_some() {
                 continue;
             }
             let rank = if *name == "..." { rng.random_range(0..=3) } else { 1 };
@@ -23,9 +24,9 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
             dims.insert(name, sizes);
         }
         op.fit(&mut dims);
-        let size = |name: &&str| name.parse().map_or_else(|_| dims[name].clone(), |n| vec![n]);
+        let sizes = |name: &&str| sizes_of(name, &dims).expect("it was drawn");
         let shapes: Vec<Vec<usize>> =
-            spec.inputs.iter().map(|input| input.shape.iter().flat_map(size).collect()).collect();
+            spec.inputs.iter().map(|input| input.shape.iter().flat_map(sizes).collect()).collect();
         let small = |shape: &Vec<usize>| shape.iter().product::<usize>() <= LARGEST;
         // The oracle's products are plain loops.
         let product: usize = dims.values().flatten().product();

@@ -21,11 +21,12 @@ const fn input(name: &'static str, shape: &'static [&'static str], mean: f64) ->
 
 const SPEC: Spec = Spec {
     name: "bk",
-    formula: "g = diag((T - zI)^-1), T tridiagonal: a, b above, c below; causal: of what is not behind",
+    formula: "g = diag((T - zI)^-1), T tridiagonal: a, b above, c below; causal: of what is not behind; \
+              Bb, Bc, Bz: B or 1",
     inputs: &[
         input("a", &["B", "N"], -2.0),
-        input("b", &["Bb", "M"], 0.8),
-        input("c", &["Bc", "M"], 0.8),
+        input("b", &["Bb", "N-1"], 0.8),
+        input("c", &["Bc", "N-1"], 0.8),
         input("z", &["Bz", "2"], 0.7),
     ],
     attributes: &[
@@ -161,8 +162,7 @@ impl Operator for Row {
     }
 
     fn fit(&self, dims: &mut Dims) {
-        let (rows, length) = (dims["B"][0], dims["N"][0]);
-        dims.insert("M", vec![length - 1]);
+        let rows = dims["B"][0];
         for name in ["Bb", "Bc", "Bz"] {
             let shared = dims[name][0].is_multiple_of(2);
             dims.insert(name, vec![if shared { 1 } else { rows }]);

@@ -254,8 +254,11 @@ pub fn rope_qkv(
 
 fn check_positions(length: usize, table: &RopeTable, offset: usize) -> Result<(), OpError> {
     let fits = offset.checked_add(length).is_some_and(|end| end <= table.positions());
-    let last = table.positions().saturating_sub(length);
-    let expected = format!("at most {last} for T = {length} and {} positions", table.positions());
+    let positions = table.positions();
+    let expected = match positions.checked_sub(length) {
+        Some(last) => format!("at most {last} for T = {length} and {positions} positions"),
+        None => format!("a table of at least T = {length} positions, not of {positions}"),
+    };
     Check(OP).number("offset", offset as f64, fits, &expected)
 }
 
