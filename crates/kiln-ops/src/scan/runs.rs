@@ -84,6 +84,12 @@ pub(crate) fn of_plane(span: &Span, size: usize) -> usize {
     (UNIT_POS / comptime!(span.lanes)) as usize * comptime!(span.lanes as usize) * size
 }
 
+/// Where the unit's own run of `count` begins in the part of a plane.
+#[cube]
+pub(crate) fn own_run(of_plane: usize, #[comptime] count: usize) -> usize {
+    of_plane + UNIT_POS_PLANE as usize * comptime!(shared(count))
+}
+
 /// How a plane goes across its runs: in steps of `width` neighbouring numbers for each lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Across {
@@ -103,22 +109,23 @@ impl Across {
     pub(crate) fn steps(&self) -> usize {
         self.count / self.width
     }
-}
 
-/// The number among those of its plane that a lane takes in step `k`.
-#[cube]
-pub(crate) fn number(#[comptime] k: usize, #[comptime] across: Across) -> usize {
-    UNIT_POS_PLANE as usize * across.width + comptime!(k * across.lanes * across.width)
+    /// From the first number of a lane to behind its last one.
+    fn reach(&self) -> usize {
+        (self.steps() - 1) * self.lanes * self.width + self.width
+    }
 }
 
 /// The numbers of a plane, in the order in which it takes them; `at` is where the unit's own run begins.
 #[cube]
 pub(crate) fn read_across(values: &[f32], at: usize, #[comptime] across: Across) -> Array<f32> {
     let mut numbers = Array::<f32>::new(comptime!(across.count));
-    let start = at - UNIT_POS_PLANE as usize * across.count;
+    let first = first_across(at, across);
+    // From here on all distances are constants, which cost no arithmetic.
+    let own = &values[first..first + comptime!(across.reach())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
-        let some = run(values, start + number(k, across), across.width, true);
+        let some = run(own, comptime!(k * across.lanes * across.width), across.width, true);
         #[unroll]
         for j in 0..comptime!(across.width) {
             numbers[comptime!(k * across.width + j)] = some[j];
@@ -135,12 +142,20 @@ pub(crate) fn write_across(
     numbers: &Array<f32>,
     #[comptime] across: Across,
 ) {
-    let start = at - UNIT_POS_PLANE as usize * across.count;
+    let first = first_across(at, across);
+    let own = &mut to[first..first + comptime!(across.reach())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
-        let i = start + number(k, across);
-        write_run(to, i, numbers, comptime!(k * across.width), across.width, true);
+        let i = comptime!(k * across.lanes * across.width);
+        write_run(own, i, numbers, comptime!(k * across.width), across.width, true);
     }
+}
+
+/// Where the first number lies that a lane takes of those of its plane.
+#[cube]
+fn first_across(at: usize, #[comptime] across: Across) -> usize {
+    let lane = UNIT_POS_PLANE as usize;
+    at - lane * across.count + lane * across.width
 }
 
 /// Where that is in shared memory: a step goes across whole runs.
@@ -161,8 +176,7 @@ pub(crate) fn to_runs(
 ) -> Array<f32> {
     put_across(memory, across_plane, across);
     sync_plane();
-    let at = UNIT_POS_PLANE as usize * comptime!(shared(across.count));
-    run(&*memory, at, across.count, true)
+    run(&*memory, own_run(0usize, across.count), across.count, true)
 }
 
 #[cube]
@@ -186,8 +200,7 @@ pub(crate) fn to_across(
     own: &Array<f32>,
     #[comptime] across: Across,
 ) -> Array<f32> {
-    let at = UNIT_POS_PLANE as usize * comptime!(shared(across.count));
-    write_run(memory, at, own, 0usize, across.count, true);
+    write_run(memory, own_run(0usize, across.count), own, 0usize, across.count, true);
     sync_plane();
     let mut numbers = Array::<f32>::new(comptime!(across.count));
     #[unroll]

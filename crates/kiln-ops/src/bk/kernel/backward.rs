@@ -1,15 +1,15 @@
 //! The gradients, as one scan to both sides.
 
 use super::complex::{Complex, both_limited, complex_of, limited, plus, set};
-use super::recurrences::{Affine, CARRIED, Held, found, squared, total};
+use super::recurrences::{Affine, CARRIED, Held, found, held, total};
 use super::sites::sites;
-use super::vectors::{read_pair, rights};
+use super::vectors::read_pair;
 use super::{Inputs, LARGEST, Matrix, RECORD, SITES};
 use crate::bk::BkMode;
 use crate::launch;
 use crate::reduce::{self, Sums};
 use crate::scan::runs::{
-    self, Across, number, of_plane, read_across, to_across, to_runs, together, write_across,
+    self, Across, of_plane, read_across, to_across, to_runs, together, write_across,
 };
 use crate::scan::{Around, AroundRequest, Sides, Span, around, lanes};
 use burn::backend::ops::FloatTensorOps;
@@ -125,19 +125,7 @@ impl Around for Gradients {
         let at = (span.sequence * buffers.units + min(span.first / SITES, last)) * RECORD;
         let left = read_pair(&buffers.records, at);
         let right = read_pair(&buffers.records, at + 4);
-        let rights = rights(&sites, right, comptime!(options.causal));
-        Held {
-            sites,
-            w,
-            left,
-            rights,
-            z: Array::<f32>::new(comptime!(2 * SITES)),
-            gamma: Array::<f32>::new(SITES),
-            before: squared(left),
-            after: f32::new(0.0),
-            cap: buffers.cap,
-            options,
-        }
+        held(sites, w, left, right, buffers.cap, options)
     }
 
     fn total(held: &mut Self::Held) -> Array<f32> {
@@ -198,10 +186,16 @@ fn write_each(
                 let to = at + half;
                 let q = to_across(&mut memory[to..to + half], q, across);
                 if span.own {
-                    let first = span.first - UNIT_POS_PLANE as usize * SITES;
-                    #[unroll]
-                    for k in 0..SITES {
-                        write_couplings(buffers, span, first + number(k, across), q[k]);
+                    let place = span.sequence * (span.end - 1) + span.first;
+                    if comptime!(wanted[1]) {
+                        let row = span.sequence * buffers.matrix.c_stride + span.first;
+                        let db = couplings_across(&buffers.matrix.c, row, &q, across);
+                        write_across(&mut buffers.db, place, &db, across);
+                    }
+                    if comptime!(wanted[2]) {
+                        let row = span.sequence * buffers.matrix.b_stride + span.first;
+                        let dc = couplings_across(&buffers.matrix.b, row, &q, across);
+                        write_across(&mut buffers.dc, place, &dc, across);
                     }
                 }
             }
@@ -219,6 +213,22 @@ fn write_each(
             }
         }
     }
+}
+
+/// A gradient of couplings, by Re Q and the other couplings, as the plane takes them.
+#[cube]
+fn couplings_across(
+    others: &[f32],
+    at: usize,
+    q: &Array<f32>,
+    #[comptime] across: Across,
+) -> Array<f32> {
+    let mut gradient = read_across(others, at, across);
+    #[unroll]
+    for k in 0..comptime!(across.count) {
+        gradient[k] = limited(gradient[k] * q[k], LARGEST);
+    }
+    gradient
 }
 
 /// db and dc behind site `i`, of Re Q there.

@@ -9,8 +9,7 @@
 //! so that one associative product serves both: its first column applied from the left, its first row from the
 //! right. Minors leave f32 within a hundred sites, but only ratios are wanted: products and vectors are scaled by
 //! powers of two, which rounds nothing. There is no division before the last one, so a pivot of 0 is nothing
-//! special. Within a unit the forward goes by the pivots, the ratios themselves, as long as their squares are within
-//! f32: that is quicker.
+//! special. Within a unit the minors go unscaled as long as they are within f32: then one division serves all its sites.
 //!
 //! The guard: G's denominator is taken for no smaller than [`SMALLEST`] of what it would be without cancellation.
 //! Numbers beyond [`LARGEST`] are limited to it. Where a part of T − zI is exactly singular by itself, and coupled by
@@ -18,8 +17,10 @@
 
 mod backward;
 mod cap;
+mod careful;
 mod complex;
 mod forward;
+mod minors;
 mod moebius;
 mod recurrences;
 mod sites;
@@ -58,8 +59,9 @@ struct Options {
     capped: bool,
     /// `rcp.approx`.
     ptx: bool,
-    /// Rows begin where vectors may.
+    /// Rows of b and c begin where vectors may, and those of a.
     vectors: bool,
+    vectors_of_a: bool,
 }
 
 /// The matrix T and z, as the kernels read them.
@@ -93,8 +95,10 @@ impl Inputs {
     fn new(tensors: [CubeTensor; 4], mode: BkMode, capped: bool) -> Self {
         let [a, b, c, z] = tensors.map(Rows::new);
         let ptx = Hardware::of(&a.tensor.client).ptx;
-        let vectors = ptx && [&a, &b, &c].iter().all(|of| of.begins(4));
-        let options = Options { causal: mode == BkMode::Causal, capped, ptx, vectors };
+        let [vectors_of_a, of_b, of_c] = [&a, &b, &c].map(|of| ptx && of.begins(4));
+        let vectors = of_b && of_c;
+        let options =
+            Options { causal: mode == BkMode::Causal, capped, ptx, vectors, vectors_of_a };
         Self { a, b, c, z, options }
     }
 

@@ -1,8 +1,10 @@
 //! Products of the sites' matrices, and what they make of the vectors.
 
+use super::SITES;
 use super::complex::{
     Complex, chosen, complex_of, plus_times, scaled, set, times, times_less, unit_of,
 };
+use super::minors::{LEAST, PLAIN};
 use super::sites::{Sites, alpha};
 use super::vectors::{Pair, normalised, pair_of};
 use crate::reduce::Combine;
@@ -111,27 +113,20 @@ fn step(item: &mut Array<f32>, alpha: Complex, beta: f32) {
     }
 }
 
-/// Steps without scaling in between.
-const PLAIN_STEPS: usize = 8;
-/// Numbers up to which they are tried, and the size of a product from which on it holds: 8 steps make of 1 no more than
-/// 2⁹⁷, and had all been below 2⁻¹⁰², where f32 begins to lose digits, they would be below this still.
-pub(super) const PLAIN: f32 = (1u64 << 12) as f32;
-const LEAST: f32 = 1.0 / (1u64 << 16) as f32;
-
 /// The product of a unit's sites.
 #[cube]
 pub(super) fn product(sites: &Sites) -> Array<f32> {
     let mut all = Moebius::identity();
     #[unroll]
-    for group in 0..comptime!(sites.count / PLAIN_STEPS) {
-        let first = comptime!(group * PLAIN_STEPS);
+    for group in 0..comptime!(sites.count / SITES) {
+        let first = comptime!(group * SITES);
         let mut tried = Array::<f32>::new(8usize);
         #[unroll]
         for k in 0..8usize {
             tried[k] = all[k];
         }
         #[unroll]
-        for e in 0..PLAIN_STEPS {
+        for e in 0..SITES {
             let at = comptime!(first + e);
             if comptime!(at == 0) {
                 // The first step itself.
@@ -147,7 +142,7 @@ pub(super) fn product(sites: &Sites) -> Array<f32> {
         scale_all(&mut tried, unit_of(length));
         if sites.largest > f32::new(PLAIN) || length < f32::new(LEAST) {
             #[unroll]
-            for e in 0..PLAIN_STEPS {
+            for e in 0..SITES {
                 let at = comptime!(first + e);
                 step(&mut all, alpha(sites, at), sites.beta[at]);
                 let length = matrix_size(&all);

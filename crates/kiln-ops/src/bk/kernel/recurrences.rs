@@ -1,19 +1,19 @@
 //! The recurrences of the gradients.
 //!
-//! With w the cotangent and v_j the vector from the left at site j, scaled,
+//! With w the cotangent and the minors θ and φ of a unit's sites, φ over their determinant,
 //!
-//! * from the left Y_j = w_j x_j² + γ_{j−1} Y_{j−1}, γ_j = β_j s_j²: the sites before j, Σ_i≤j w_i G_ij G_ji = g_j² Y_j,
-//! * from the right Z_j = w_j g_j² + γ_j Z_{j+1}: those behind it, Σ_i≥j w_i G_ij G_ji = x_j² Z_j,
+//! * from the left Y_j = w_j θ_j² + β_{j−1} Y_{j−1}: the sites before j, Σ_i≤j w_i G_ij G_ji = φ_j² Y_j,
+//! * from the right Z_j = w_j φ_j² + β_j Z_{j+1}: those behind it, Σ_i≥j w_i G_ij G_ji = θ_j² Z_j.
 //!
-//! in which s_j are powers of two and γ is real. Between units, whose vectors have scales of their own, Y is
-//! carried over |v|² and Z times |v|². Sums are limited only where one of a unit left f32: its sites are gone through
-//! again then.
+//! Between units, whose minors have factors of their own, Y is carried over |v|² and Z times |v|², v being the vector
+//! from the left there. Where a number leaves f32, the unit's sites are gone through again, [carefully](super::careful).
 
-use super::cap::uncapped;
-use super::complex::{Complex, both_limited, complex_of, limited, over, plus, scaled, set, times};
+use super::careful;
+use super::complex::{Complex, complex_of, limited, over, plus, plus_times, scaled, set, times};
+use super::minors::{PLAIN, divided, divided_alone, phis, thetas};
 use super::sites::Sites;
-use super::vectors::{Pair, scaled_g, site};
-use super::{LARGEST, Options, SITES, SMALLEST};
+use super::vectors::Pair;
+use super::{Options, SITES};
 use crate::reduce::Combine;
 use crate::scan::{Acts, Sides};
 use cubecl::prelude::*;
@@ -75,18 +75,58 @@ pub(super) struct Held {
     pub(super) sites: Sites,
     /// w, two f32 each; with a cap, that of the G before it.
     pub(super) w: Array<f32>,
+    /// The vectors before the first site and behind the last.
     pub(super) left: Pair,
-    pub(super) rights: Array<f32>,
-    /// s_j² w_j g_j² of each site; then Z of the next site.
-    pub(super) z: Array<f32>,
-    /// γ.
-    pub(super) gamma: Array<f32>,
+    pub(super) right: Pair,
+    /// φ over the determinant, of each site and of the one behind them.
+    phi: Array<f32>,
+    /// w_j φ_j² of each site.
+    z: Array<f32>,
     /// |v|² at the first site, and one over that behind the last.
     pub(super) before: f32,
-    pub(super) after: f32,
-    pub(super) cap: f32,
+    after: f32,
+    /// No number left f32.
+    exact: bool,
     #[cube(comptime)]
     pub(super) options: Options,
+}
+
+/// With the cotangents of G behind its `cap`.
+#[cube]
+pub(super) fn held(
+    sites: Sites,
+    w: Array<f32>,
+    left: Pair,
+    right: Pair,
+    cap: f32,
+    #[comptime] options: Options,
+) -> Held {
+    let ptx = comptime!(options.ptx);
+    let of = thetas(&sites, left, 0usize);
+    let over_all = if comptime!(options.causal) {
+        divided_alone(&of, ptx)
+    } else {
+        let phis = phis(&sites, right, 0usize);
+        divided(&phis, &of, &sites, 0usize, ptx)
+    };
+    let exact = over_all.exact && sites.largest < f32::new(PLAIN);
+    let after = over(squared(of.next), ptx);
+    let mut held = Held {
+        sites,
+        w,
+        left,
+        right,
+        phi: over_all.phi,
+        z: Array::<f32>::new(comptime!(2 * SITES)),
+        before: squared(left),
+        after,
+        exact,
+        options,
+    };
+    if comptime!(options.capped) {
+        careful::uncap(&mut held, cap);
+    }
+    held
 }
 
 #[cube]
@@ -94,63 +134,19 @@ pub(super) fn squared(of: Pair) -> f32 {
     of.x.re * of.x.re + of.x.im * of.x.im + of.y.re * of.y.re + of.y.im * of.y.im
 }
 
-/// Within ±`limit`, if that is to be seen to.
-#[cube]
-fn kept(a: Complex, #[comptime] limit: f32, #[comptime] careful: bool) -> Complex {
-    let mut kept = a;
-    if comptime!(careful) {
-        kept = both_limited(a, limit);
-    }
-    kept
-}
-
-#[cube]
-fn kept_real(x: f32, #[comptime] limit: f32, #[comptime] careful: bool) -> f32 {
-    let mut kept = x;
-    if comptime!(careful) {
-        kept = limited(x, limit);
-    }
-    kept
-}
-
-/// s²·a, for an s² that may leave f32.
-#[cube]
-fn twice(a: Complex, s: f32, #[comptime] careful: bool) -> Complex {
-    kept(scaled(scaled(a, s), s), LARGEST, careful)
-}
-
-/// The cotangents of G before its cap.
-#[cube]
-fn uncap(held: &mut Held) {
-    let options = comptime!(held.options);
-    let mut at = held.left;
-    #[unroll]
-    for e in 0..SITES {
-        let site = site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
-        let w = complex_of(&held.w, e);
-        let w = uncapped(w, scaled_g(&site), held.cap, comptime!(options.ptx));
-        set(&mut held.w, e, w);
-        at = site.next;
-    }
-}
-
 /// What the recurrences make of a unit's sites.
 #[cube]
 pub(super) fn total(held: &mut Held) -> Array<f32> {
-    let options = comptime!(held.options);
-    if comptime!(options.capped) {
-        uncap(held);
-    }
-    let mut total = sums(held, false);
+    let mut total = sums(held);
     let mut size = f32::new(0.0);
     #[unroll]
     for k in 0..5usize {
         size += f32::abs(total[k]);
     }
     // Infinities and NaN stay.
-    let within = size < f32::new(CARRIED);
-    if !within {
-        let careful = sums(held, true);
+    held.exact = held.exact && size < f32::new(CARRIED);
+    if !held.exact {
+        let careful = careful::sums(&*held).total;
         #[unroll]
         for k in 0..5usize {
             total[k] = careful[k];
@@ -160,38 +156,32 @@ pub(super) fn total(held: &mut Held) -> Array<f32> {
 }
 
 #[cube]
-fn sums(held: &mut Held, #[comptime] careful: bool) -> Array<f32> {
-    let options = comptime!(held.options);
-    let mut at = held.left;
+fn sums(held: &mut Held) -> Array<f32> {
+    let of = thetas(&held.sites, held.left, 0usize);
     let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
     let mut product = 1.0f32;
     #[unroll]
     for e in 0..SITES {
-        let site = site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
+        let theta = complex_of(&of.theta, e);
+        let phi = complex_of(&held.phi, e);
         let w = complex_of(&held.w, e);
-        let gamma = kept_real(held.sites.beta[e] * site.scale * site.scale, CARRIED, careful);
-        let y = plus(of_left(w, site.x), carried);
-        carried = scaled(kept(y, CARRIED, careful), gamma);
-        product = kept_real(product * gamma, CARRIED, careful);
-        let of_right = along(along(w, site.g, careful), site.g, careful);
-        set(&mut held.z, e, twice(of_right, site.scale, careful));
-        held.gamma[e] = gamma;
-        at = site.next;
+        let y = plus_times(carried, w, times(theta, theta));
+        carried = scaled(y, held.sites.beta[e]);
+        product *= held.sites.beta[e];
+        set(&mut held.z, e, times(times(w, phi), phi));
     }
-    held.after = over(max(squared(at), f32::new(SMALLEST)), comptime!(options.ptx));
     let mut z = Complex { re: 0.0f32, im: 0.0f32 };
     #[unroll]
     for k in 0..SITES {
         let e = comptime!(SITES - 1 - k);
-        let behind = scaled(z, held.gamma[e]);
-        z = kept(plus(complex_of(&held.z, e), behind), CARRIED, careful);
+        z = plus(complex_of(&held.z, e), scaled(z, held.sites.beta[e]));
     }
     let mut total = Array::<f32>::new(5usize);
-    total[0] = kept_real(product * held.before * held.after, CARRIED, careful);
-    total[1] = kept_real(carried.re * held.after, CARRIED, careful);
-    total[2] = kept_real(carried.im * held.after, CARRIED, careful);
-    total[3] = kept_real(z.re * held.before, CARRIED, careful);
-    total[4] = kept_real(z.im * held.before, CARRIED, careful);
+    total[0] = product * held.before * held.after;
+    total[1] = carried.re * held.after;
+    total[2] = carried.im * held.after;
+    total[3] = z.re * held.before;
+    total[4] = z.im * held.before;
     total
 }
 
@@ -205,16 +195,16 @@ pub(super) struct Found {
 /// S and Re Q of a unit's sites, within what stands around it.
 #[cube]
 pub(super) fn found(held: &Held, sides: &Sides) -> Found {
-    let mut found = gradients(held, sides, false);
+    let mut found = gradients(held, sides);
     let mut size = f32::new(0.0);
     #[unroll]
     for k in 0..SITES {
         let of_s = f32::abs(found.s[comptime!(2 * k)]) + f32::abs(found.s[comptime!(2 * k + 1)]);
         size += of_s + f32::abs(found.q[k]);
     }
-    let within = size < f32::new(CARRIED);
+    let within = held.exact && size < f32::new(CARRIED);
     if !within {
-        let careful = gradients(held, sides, true);
+        let careful = careful::gradients(held, sides);
         #[unroll]
         for k in 0..SITES {
             found.s[comptime!(2 * k)] = careful.s[comptime!(2 * k)];
@@ -226,8 +216,8 @@ pub(super) fn found(held: &Held, sides: &Sides) -> Found {
 }
 
 #[cube]
-fn gradients(held: &Held, sides: &Sides, #[comptime] careful: bool) -> Found {
-    let options = comptime!(held.options);
+fn gradients(held: &Held, sides: &Sides) -> Found {
+    let causal = comptime!(held.options.causal);
     // Z behind each site.
     let mut behind = Array::<f32>::new(comptime!(2 * SITES));
     let mut z = Complex { re: sides.right[0] * held.after, im: sides.right[1] * held.after };
@@ -235,46 +225,38 @@ fn gradients(held: &Held, sides: &Sides, #[comptime] careful: bool) -> Found {
     for k in 0..SITES {
         let e = comptime!(SITES - 1 - k);
         set(&mut behind, e, z);
-        let next = plus(complex_of(&held.z, e), scaled(z, held.gamma[e]));
-        z = kept(next, CARRIED, careful);
+        z = plus(complex_of(&held.z, e), scaled(z, held.sites.beta[e]));
     }
-    let mut carried = Complex { re: sides.left[0] * held.before, im: sides.left[1] * held.before };
-    let mut at = held.left;
+    let of = thetas(&held.sites, held.left, 0usize);
+    let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
+    if comptime!(!causal) {
+        carried = Complex { re: sides.left[0] * held.before, im: sides.left[1] * held.before };
+    }
     let mut of_s = Array::<f32>::new(comptime!(2 * SITES));
     let mut of_q = Array::<f32>::new(SITES);
     #[unroll]
     for e in 0..SITES {
-        let site = site(&held.sites, &held.rights, at, e, comptime!(options.ptx));
-        let mut y = of_left(complex_of(&held.w, e), site.x);
-        if comptime!(!options.causal) {
-            y = kept(plus(y, carried), CARRIED, careful);
-            carried = scaled(y, held.gamma[e]);
-        }
+        let theta = complex_of(&of.theta, e);
+        let phi = complex_of(&held.phi, e);
+        let beta = held.sites.beta[e];
+        let square = times(theta, theta);
         let z = complex_of(&behind, e);
-        let g_y = along(y, site.g, careful);
-        let before_and_here = twice(along(g_y, site.g, careful), site.scale, careful);
-        let reaching = kept(scaled(z, held.gamma[e]), CARRIED, careful);
-        let of_behind = times(times(site.x, site.x), reaching);
-        set(&mut of_s, e, kept(plus(before_and_here, of_behind), LARGEST, careful));
-        let mut q = scaled(times(times(site.x, site.next.x), z), site.scale).re;
-        if comptime!(!options.causal) {
-            let of_before = twice(along(g_y, site.h, careful), site.scale, careful);
-            q = kept_real(q, LARGEST, careful) + of_before.re;
+        let mut y = times(complex_of(&held.w, e), square);
+        if comptime!(!causal) {
+            y = plus(y, carried);
+            carried = scaled(y, beta);
+        }
+        let y_phi = times(y, phi);
+        set(&mut of_s, e, plus_times(times(y_phi, phi), square, scaled(z, beta)));
+        let mut next = of.next.x;
+        if comptime!(e + 1 < SITES) {
+            next = complex_of(&of.theta, comptime!(e + 1));
+        }
+        let mut q = times(times(theta, next), z).re;
+        if comptime!(!causal) {
+            q += times(y_phi, complex_of(&held.phi, comptime!(e + 1))).re;
         }
         of_q[e] = q;
-        at = site.next;
     }
     Found { s: of_s, q: of_q }
-}
-
-/// w·x².
-#[cube]
-fn of_left(w: Complex, x: Complex) -> Complex {
-    times(w, times(x, x))
-}
-
-/// a·g.
-#[cube]
-fn along(a: Complex, g: Complex, #[comptime] careful: bool) -> Complex {
-    kept(times(a, g), CARRIED, careful)
 }

@@ -3,7 +3,9 @@
 use super::complex::{Complex, limited};
 use super::{LARGEST, Matrix};
 use crate::scan::Span;
-use crate::scan::runs::{self, Across, number, of_plane, put_across, run, to_runs, together};
+use crate::scan::runs::{
+    self, Across, of_plane, own_run, put_across, read_across, run, to_runs, together, write_run,
+};
 use cubecl::prelude::*;
 
 /// The sites of a unit. Past the end of a row come sites of their own, with α = 1 − i·Im z.
@@ -42,6 +44,7 @@ pub(super) fn sites(
     #[comptime] count: usize,
 ) -> Sites {
     let vectors = comptime!(matrix.options.vectors);
+    let vectors_of_a = comptime!(matrix.options.vectors_of_a);
     let z = span.sequence * matrix.z_stride;
     let (re, im) = (matrix.z[z], matrix.z[z + 1]);
     let mut alpha = Array::<f32>::new(count);
@@ -53,34 +56,28 @@ pub(super) fn sites(
     let mut taken = false;
     if comptime!(span.lanes > 0) {
         taken = together(span, count);
+        let at = of_plane(span, comptime!(2 * runs::shared(count)));
+        let half = at + comptime!(span.lanes as usize * runs::shared(count));
         if taken {
-            let across = comptime!(Across::new(count, span.lanes, vectors));
-            let width = comptime!(across.width);
-            let start = first - UNIT_POS_PLANE as usize * count;
+            let across = comptime!(Across::new(count, span.lanes, vectors_of_a));
+            let across_couplings = comptime!(Across::new(count, span.lanes, vectors));
+            alpha = read_across(&matrix.a, a_row + first, across);
+            let b = read_across(&matrix.b, b_row + first, across_couplings);
+            let c = read_across(&matrix.c, c_row + first, across_couplings);
             #[unroll]
-            for k in 0..comptime!(across.steps()) {
-                let i = start + number(k, across);
-                let a = run(&matrix.a, a_row + i, width, vectors);
-                let b = run(&matrix.b, b_row + i, width, vectors);
-                let c = run(&matrix.c, c_row + i, width, vectors);
-                #[unroll]
-                for j in 0..width {
-                    alpha[comptime!(k * width + j)] = a[j] - re;
-                    beta[comptime!(k * width + j)] = b[j] * c[j];
-                }
+            for e in 0..count {
+                alpha[e] -= re;
+                beta[e] = b[e] * c[e];
             }
-            let size = comptime!(2 * runs::shared(count));
-            let at = of_plane(span, size);
-            let half = comptime!(span.lanes as usize * runs::shared(count));
-            put_across(&mut memory[at..at + half], &alpha, across);
-            beta = to_runs(&mut memory[at + half..at + 2 * half], &beta, across);
-            let own = at + UNIT_POS_PLANE as usize * comptime!(runs::shared(count));
-            alpha = run(&*memory, own, count, true);
+            put_across(&mut memory[at..half], &alpha, across);
+            let end = half + comptime!(span.lanes as usize * runs::shared(count));
+            beta = to_runs(&mut memory[half..end], &beta, across_couplings);
+            alpha = run(&*memory, own_run(at, count), count, true);
         }
     }
     // All but the last units have a neighbour behind each site.
     if !taken && first + count < matrix.length {
-        let a = run(&matrix.a, a_row + first, count, vectors);
+        let a = run(&matrix.a, a_row + first, count, vectors_of_a);
         let b = run(&matrix.b, b_row + first, count, vectors);
         let c = run(&matrix.c, c_row + first, count, vectors);
         #[unroll]
@@ -98,6 +95,9 @@ pub(super) fn sites(
             beta[e] = b * coupling(&matrix.c, c_row, i, matrix.length);
         }
     }
+    if comptime!(span.lanes > 0) {
+        leave(&alpha, &beta, span, memory, !taken, count);
+    }
     let mut largest = f32::abs(im);
     #[unroll]
     for e in 0..count {
@@ -105,12 +105,61 @@ pub(super) fn sites(
     }
     let mut imaginary = -im;
     if largest > f32::new(LARGEST) {
-        #[unroll]
-        for e in 0..count {
-            alpha[e] = limited(alpha[e], LARGEST);
-            beta[e] = limited(beta[e], LARGEST);
-        }
+        limit(&mut alpha, &mut beta, count);
         imaginary = limited(imaginary, LARGEST);
     }
     Sites { alpha, beta, imaginary, largest, count }
+}
+
+/// A unit's own sites to where [`again`] looks for them, if they are not there yet.
+#[cube]
+fn leave(
+    alpha: &Array<f32>,
+    beta: &Array<f32>,
+    span: &Span,
+    memory: &mut [f32],
+    own: bool,
+    #[comptime] count: usize,
+) {
+    if own {
+        let at = of_plane(span, comptime!(2 * runs::shared(count)));
+        let half = at + comptime!(span.lanes as usize * runs::shared(count));
+        write_run(memory, own_run(at, count), alpha, 0usize, count, true);
+        write_run(memory, own_run(half, count), beta, 0usize, count, true);
+    }
+}
+
+/// The sites from where [`sites`] left them in shared memory, if there is such: so that no registers hold them meanwhile.
+#[cube]
+pub(super) fn again(of: &Sites, span: &Span, memory: &[f32]) -> Sites {
+    let count = comptime!(of.count);
+    let mut alpha = Array::<f32>::new(count);
+    let mut beta = Array::<f32>::new(count);
+    if comptime!(span.lanes > 0) {
+        let at = of_plane(span, comptime!(2 * runs::shared(count)));
+        let half = at + comptime!(span.lanes as usize * runs::shared(count));
+        alpha = run(memory, own_run(at, count), count, true);
+        beta = run(memory, own_run(half, count), count, true);
+        // The memory is free now.
+        sync_plane();
+        if of.largest > f32::new(LARGEST) {
+            limit(&mut alpha, &mut beta, count);
+        }
+    } else {
+        #[unroll]
+        for e in 0..count {
+            alpha[e] = of.alpha[e];
+            beta[e] = of.beta[e];
+        }
+    }
+    Sites { alpha, beta, imaginary: of.imaginary, largest: of.largest, count }
+}
+
+#[cube]
+fn limit(alpha: &mut Array<f32>, beta: &mut Array<f32>, #[comptime] count: usize) {
+    #[unroll]
+    for e in 0..count {
+        alpha[e] = limited(alpha[e], LARGEST);
+        beta[e] = limited(beta[e], LARGEST);
+    }
 }
