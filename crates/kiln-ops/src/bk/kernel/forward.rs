@@ -1,12 +1,12 @@
 //! The diagonal.
 
 use super::cap::cap_factor;
-use super::complex::{complex_of, scaled, set, times};
-use super::minors::{Divided, PLAIN, Thetas, divided, divided_alone, phis, thetas};
+use super::complex::{Complex, complex_of, minus, over, scaled, set, times};
+use super::minors::PLAIN;
 use super::moebius::{Moebius, product};
-use super::sites::{Sites, again, sites};
-use super::vectors::{Pair, normalised, pair_of, rights, scaled_g, site, write_pair};
-use super::{FORWARD, Inputs, Matrix, Options, RECORD, SITES};
+use super::sites::{Sites, alpha, sites};
+use super::vectors::{Pair, from_left, normalised, pair_of, rights, scaled_g, site, write_pair};
+use super::{FORWARD, Inputs, LARGEST, Matrix, Options, RECORD, SITES};
 use crate::bk::BkMode;
 use crate::launch;
 use crate::scan::runs::{self, Across, of_plane, to_across, together, write_across};
@@ -79,12 +79,11 @@ impl Around for Diagonal {
         memory: &mut [f32],
     ) {
         let options = comptime!(buffers.matrix.options);
-        let sites = again(&*held, span, &*memory);
         let left = pair_of(&sides.left, 0usize);
         let right = pair_of(&sides.right, 0usize);
-        let mut found = quickly(&sites, left, right, options);
+        let mut found = by_pivots(&*held, left, right, options);
         if !found.exact {
-            carefully(&mut found, &sites, left, right, options);
+            by_minors(&mut found, &*held, left, right, options);
         }
         if comptime!(options.capped) {
             #[unroll]
@@ -95,7 +94,7 @@ impl Around for Diagonal {
             }
         }
         if comptime!(buffers.keep) {
-            write_records(buffers, span, &found, left, right);
+            write_records(buffers, span, &*held, &found, left, right);
         }
         write_g(buffers, span, &found.g, memory);
     }
@@ -103,13 +102,25 @@ impl Around for Diagonal {
 
 /// Where the recurrences stand at both halves of a unit, for the backward.
 #[cube]
-fn write_records(buffers: &mut Buffers, span: &Span, found: &Found, left: Pair, right: Pair) {
+fn write_records(
+    buffers: &mut Buffers,
+    span: &Span,
+    sites: &Sites,
+    found: &Found,
+    left: Pair,
+    right: Pair,
+) {
     if span.own && span.first < span.end {
         let at = (span.sequence * buffers.units + span.first / SITES) * RECORD;
         write_pair(&mut buffers.records, at, left);
         write_pair(&mut buffers.records, at + 4, found.right);
+        let mut middle = left;
+        #[unroll]
+        for e in 0..SITES {
+            middle = from_left(middle, alpha(sites, e), sites.beta[e]).next;
+        }
         if span.first + SITES < span.end {
-            write_pair(&mut buffers.records, at + RECORD, found.middle);
+            write_pair(&mut buffers.records, at + RECORD, middle);
             write_pair(&mut buffers.records, at + (RECORD + 4), right);
         }
     }
@@ -146,54 +157,134 @@ fn write_g(buffers: &mut Buffers, span: &Span, g: &Array<f32>, memory: &mut [f32
 #[derive(CubeType)]
 struct Found {
     g: Array<f32>,
-    /// The vectors from the left and from the right behind the first half, each up to a complex factor.
-    middle: Pair,
+    /// The vector from the right at the end of the first half, up to a complex factor.
     right: Pair,
     /// Nothing left the range in which it is exact.
     exact: bool,
 }
 
-/// By the minors of both halves.
+/// The largest square of a pivot: its reciprocal is within f32.
+const SQUARE: f32 = (1u128 << 100) as f32;
+
+/// A reciprocal in parts: 1/a = conj(a)·over, and |a|².
+#[derive(CubeType, CubeTypeMut, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Reciprocal {
+    over: f32,
+    square: f32,
+}
+
 #[cube]
-fn quickly(sites: &Sites, left: Pair, right: Pair, #[comptime] options: Options) -> Found {
-    let ptx = comptime!(options.ptx);
-    let of_first = thetas(sites, left, 0usize);
-    let middle = normalised(of_first.next).next;
-    let of_second = thetas(sites, middle, SITES);
-    let mut g = Array::<f32>::new(comptime!(2 * FORWARD));
-    if comptime!(options.causal) {
-        let first = divided_alone(&of_first, ptx);
-        let second = divided_alone(&of_second, ptx);
-        of_half(&mut g, &of_first, &first, 0usize);
-        of_half(&mut g, &of_second, &second, SITES);
-        let exact = first.exact && second.exact && sites.largest < f32::new(PLAIN);
-        Found { g, middle, right, exact }
-    } else {
-        let behind = phis(sites, right, SITES);
-        let right = normalised(behind.before).next;
-        let before = phis(sites, right, 0usize);
-        let first = divided(&before, &of_first, sites, 0usize, ptx);
-        let second = divided(&behind, &of_second, sites, SITES, ptx);
-        of_half(&mut g, &of_first, &first, 0usize);
-        of_half(&mut g, &of_second, &second, SITES);
-        let exact = first.exact && second.exact && sites.largest < f32::new(PLAIN);
-        Found { g, middle, right, exact }
+fn reciprocal(a: Complex, #[comptime] ptx: bool) -> Reciprocal {
+    let square = a.re * a.re + a.im * a.im;
+    Reciprocal { over: over(square, ptx), square }
+}
+
+/// factor/a.
+#[cube]
+fn divided(factor: f32, a: Complex, by: Reciprocal) -> Complex {
+    let factor = factor * by.over;
+    Complex { re: a.re * factor, im: -(a.im * factor) }
+}
+
+/// The continued fractions, as far as they have been followed.
+#[derive(CubeType)]
+struct Fractions {
+    /// β_{j−1}/δ_{j−1} of the next site from the left, β_j/ε_{j+1} of the next one from the right.
+    before: Complex,
+    behind: Complex,
+    /// The largest square of a pivot.
+    largest: f32,
+    /// Of numbers that are infinite or NaN where something left f32, and stay so.
+    sum: f32,
+    #[cube(comptime)]
+    ptx: bool,
+}
+
+#[cube]
+impl Fractions {
+    fn reciprocal(&mut self, pivot: Complex) -> Reciprocal {
+        let by = reciprocal(pivot, comptime!(self.ptx));
+        self.largest = max(self.largest, by.square);
+        by
+    }
+
+    /// G of a pivot from the left and what stands behind it.
+    fn g(&mut self, pivot: Complex, behind: Complex) -> Complex {
+        let both = minus(pivot, behind);
+        let by = self.reciprocal(both);
+        self.sum += by.over;
+        divided(1.0f32, both, by)
     }
 }
 
-/// G of half a unit.
+/// By the continued fractions δ_j = α_j − β_{j−1}/δ_{j−1} and ε_j = α_j − β_j/ε_{j+1}, which is quick. A pivot so small
+/// that its square leaves f32 shows in the end: infinities and NaN stay.
 #[cube]
-fn of_half(g: &mut Array<f32>, thetas: &Thetas, over: &Divided, #[comptime] first: usize) {
-    #[unroll]
-    for e in 0..SITES {
-        let of_site = times(complex_of(&thetas.theta, e), complex_of(&over.phi, e));
-        set(g, comptime!(first + e), of_site);
+fn by_pivots(sites: &Sites, left: Pair, right: Pair, #[comptime] options: Options) -> Found {
+    let ptx = comptime!(options.ptx);
+    let mut g = Array::<f32>::new(comptime!(2 * FORWARD));
+    let mut half = Complex { re: 0.0f32, im: 0.0f32 };
+    let mut of = Fractions {
+        before: times(left.y, divided(1.0f32, left.x, reciprocal(left.x, ptx))),
+        behind: half,
+        largest: f32::new(0.0),
+        sum: f32::new(0.0),
+        ptx,
+    };
+    if comptime!(options.causal) {
+        #[unroll]
+        for e in 0..FORWARD {
+            let pivot = minus(alpha(sites, e), of.before);
+            let by = of.reciprocal(pivot);
+            of.before = divided(sites.beta[e], pivot, by);
+            of.sum += by.over;
+            set(&mut g, e, divided(1.0f32, pivot, by));
+        }
+    } else {
+        let by = reciprocal(right.x, ptx);
+        let over = divided(-sites.beta[comptime!(FORWARD - 1)], right.x, by);
+        of.behind = times(right.y, over);
+        // Both at once: divisions of one are under those of the other. They leave what the other will need, and meet
+        // in the middle.
+        let mut met = Array::<f32>::new(comptime!(2 * FORWARD));
+        #[unroll]
+        for e in 0..FORWARD {
+            let r = comptime!(FORWARD - 1 - e);
+            let from_left = minus(alpha(sites, e), of.before);
+            let from_right = minus(alpha(sites, r), of.behind);
+            if comptime!(e < r) {
+                set(&mut met, e, from_left);
+                set(&mut met, r, of.behind);
+            } else {
+                set(&mut g, e, of.g(from_left, complex_of(&met, e)));
+                set(&mut g, r, of.g(complex_of(&met, r), of.behind));
+            }
+            let by = of.reciprocal(from_left);
+            of.before = divided(sites.beta[e], from_left, by);
+            if comptime!(r > 0) {
+                let by = of.reciprocal(from_right);
+                of.behind = divided(sites.beta[comptime!(r - 1)], from_right, by);
+                if comptime!(r == SITES) {
+                    half = divided(-1.0f32, from_right, by);
+                }
+            }
+        }
+        of.sum += f32::abs(of.behind.re) + f32::abs(of.behind.im);
+    }
+    of.sum += f32::abs(of.before.re) + f32::abs(of.before.im);
+    let within = of.largest < f32::new(SQUARE) && sites.largest < f32::new(PLAIN);
+    let one = Complex { re: 1.0f32, im: 0.0f32 };
+    Found {
+        g,
+        right: normalised(Pair { x: one, y: half }).next,
+        exact: within && of.sum < f32::new(LARGEST),
     }
 }
 
 /// By the vectors of both recurrences, scaled at every site.
 #[cube]
-fn carefully(
+fn by_minors(
     found: &mut Found,
     sites: &Sites,
     left: Pair,
@@ -207,9 +298,6 @@ fn carefully(
         let site = site(sites, &rights, at, e, comptime!(options.ptx));
         set(&mut found.g, e, scaled_g(&site));
         at = site.next;
-        if comptime!(e + 1 == SITES) {
-            found.middle = at;
-        }
     }
     found.right = pair_of(&rights, comptime!(SITES - 1));
 }

@@ -1,8 +1,10 @@
-//! The minors of [`SITES`] sites without scaling in between: sums and products, and one division for all of them.
+//! The minors of [`SITES`] sites without scaling in between: sums and products, and one division a site.
 //!
 //! θ_e is of what stands before site e, from the left, and φ_e of what stands behind it, from the right, each up to a
-//! factor that all of them have. G_e = θ_e φ_e / D with D = φ_e θ_{e+1} − β_e φ_{e+1} θ_e, which is the same at every
-//! site. In a causal model nothing stands behind: all φ are 1, and D of site e is θ_{e+1}.
+//! factor that all of them have. G_e = θ_e φ_e / D_e with D_e = φ_e θ_{e+1} − β_e φ_{e+1} θ_e. But for roundings D_e is
+//! the same at every site. Roundings are larger where a part of the matrix is nearly singular, so each site has its own:
+//! what is coupled to such a part but weakly does not see them. In a causal model nothing stands behind: all φ are 1,
+//! and D_e is θ_{e+1}.
 
 use super::complex::{self, Complex, complex_of, minus, scaled, set, size, times, times_less};
 use super::sites::{Sites, alpha};
@@ -15,8 +17,9 @@ use cubecl::prelude::*;
 /// it below this.
 pub(super) const PLAIN: f32 = (1u64 << 11) as f32;
 pub(super) const LEAST: f32 = 1.0 / (1u64 << 16) as f32;
-/// The largest vector behind the sites, 2⁶⁰: its square, and that of D, are within f32.
-const MOST: f32 = (1u64 << 60) as f32;
+/// The largest vectors and determinants, 2³⁰: what is divided by D twice and multiplied with a small cotangent is
+/// within f32.
+const MOST: f32 = (1u64 << 30) as f32;
 
 /// The minors from the left.
 #[derive(CubeType)]
@@ -28,104 +31,97 @@ pub(super) struct Thetas {
 }
 
 #[cube]
-pub(super) fn thetas(sites: &Sites, left: Pair, #[comptime] first: usize) -> Thetas {
+pub(super) fn thetas(sites: &Sites, left: Pair) -> Thetas {
     let mut theta = Array::<f32>::new(comptime!(2 * SITES));
     let mut at = left;
     #[unroll]
     for e in 0..SITES {
-        let i = comptime!(first + e);
         set(&mut theta, e, at.x);
-        let x = times_less(alpha(sites, i), at.x, at.y);
-        at = Pair { x, y: scaled(at.x, sites.beta[i]) };
+        let x = times_less(alpha(sites, e), at.x, at.y);
+        at = Pair { x, y: scaled(at.x, sites.beta[e]) };
     }
     Thetas { theta, next: at }
 }
 
-/// The minors from the right.
-#[derive(CubeType)]
-pub(super) struct Phis {
-    /// φ of each site, and of the one behind them.
-    pub(super) phi: Array<f32>,
-    /// The vector before the first one.
-    pub(super) before: Pair,
-}
-
+/// θ behind site `e`.
 #[cube]
-pub(super) fn phis(sites: &Sites, right: Pair, #[comptime] first: usize) -> Phis {
-    let mut phi = Array::<f32>::new(comptime!(2 * SITES + 2));
-    let mut behind = scaled(right.y, -1.0f32);
-    let mut here = right.x;
-    set(&mut phi, SITES, behind);
-    #[unroll]
-    for k in 0..SITES {
-        let e = comptime!(SITES - 1 - k);
-        let i = comptime!(first + e);
-        set(&mut phi, e, here);
-        let next = times_less(alpha(sites, i), here, scaled(behind, sites.beta[i]));
-        behind = here;
-        here = next;
+pub(super) fn theta_behind(of: &Thetas, #[comptime] e: usize) -> Complex {
+    let mut next = of.next.x;
+    if comptime!(e + 1 < SITES) {
+        next = complex_of(&of.theta, comptime!(e + 1));
     }
-    Phis { phi, before: Pair { x: here, y: scaled(behind, -1.0f32) } }
+    next
 }
 
-/// φ over D, of each site and of the one behind them.
+/// φ of each site over its D.
 #[derive(CubeType)]
 pub(super) struct Divided {
     pub(super) phi: Array<f32>,
-    /// No number left the range in which f32 has them, if the matrix has none above [`PLAIN`].
+    /// φ behind each site over the same D.
+    pub(super) behind: Array<f32>,
+    /// No number left the range in which f32 has them.
     pub(super) exact: bool,
 }
 
-/// Within what stands to the right.
+/// The largest and the smallest sizes on the way.
+#[derive(CubeType)]
+struct Sizes {
+    most: f32,
+    least: f32,
+}
+
+#[cube]
+impl Sizes {
+    /// 1/D.
+    fn over(&mut self, determinant: Complex, #[comptime] ptx: bool) -> Complex {
+        self.most = max(self.most, size(determinant));
+        self.least = min(self.least, size(determinant));
+        let Complex { re, im } = determinant;
+        let factor = complex::over(re * re + im * im, ptx);
+        Complex { re: re * factor, im: -(im * factor) }
+    }
+}
+
 #[cube]
 pub(super) fn divided(
-    phis: &Phis,
     thetas: &Thetas,
     sites: &Sites,
-    #[comptime] first: usize,
+    right: Pair,
+    #[comptime] causal: bool,
     #[comptime] ptx: bool,
 ) -> Divided {
-    // In the middle, as many roundings from the one end as from the other.
-    let e = comptime!(SITES / 2 - 1);
-    let product = times(complex_of(&phis.phi, e), complex_of(&thetas.theta, comptime!(e + 1)));
-    let other = times(complex_of(&phis.phi, comptime!(e + 1)), complex_of(&thetas.theta, e));
-    let determinant = minus(product, scaled(other, sites.beta[comptime!(first + e)]));
-    let inverse = over(determinant, ptx);
-    let mut phi = Array::<f32>::new(comptime!(2 * SITES + 2));
-    #[unroll]
-    for k in 0..comptime!(SITES + 1) {
-        set(&mut phi, k, times(complex_of(&phis.phi, k), inverse));
-    }
-    let least = max(f32::new(LEAST), size(product) * f32::new(SMALLEST));
+    let mut phi = Array::<f32>::new(comptime!(2 * SITES));
+    let mut of_behind = Array::<f32>::new(comptime!(2 * SITES));
     let end = max(size(thetas.next.x), size(thetas.next.y));
-    Divided { phi, exact: size(determinant) > least && end < f32::new(MOST) }
-}
-
-/// Nothing stands behind any site: all φ are 1, and D of a site is the next θ.
-#[cube]
-pub(super) fn divided_alone(thetas: &Thetas, #[comptime] ptx: bool) -> Divided {
-    let mut phi = Array::<f32>::new(comptime!(2 * SITES + 2));
-    let mut least = size(thetas.next.x);
-    let mut most = max(least, size(thetas.next.y));
-    set(&mut phi, SITES, Complex { re: 0.0f32, im: 0.0f32 });
+    let mut sizes = Sizes { most: end, least: f32::new(MOST) };
+    // Of what D would be without cancellation.
+    let mut products = f32::new(0.0);
+    let mut here = right.x;
+    let mut behind = scaled(right.y, -1.0f32);
     #[unroll]
-    for e in 0..SITES {
-        if comptime!(e + 1 < SITES) {
-            let determinant = complex_of(&thetas.theta, comptime!(e + 1));
-            least = min(least, size(determinant));
-            most = max(most, size(determinant));
-            set(&mut phi, e, over(determinant, ptx));
+    for k in 0..SITES {
+        let e = comptime!(SITES - 1 - k);
+        if comptime!(causal) {
+            set(&mut phi, e, sizes.over(theta_behind(thetas, e), ptx));
         } else {
-            set(&mut phi, e, over(thetas.next.x, ptx));
+            let beta = sites.beta[e];
+            let product = times(here, theta_behind(thetas, e));
+            let other = times(behind, complex_of(&thetas.theta, e));
+            products = max(products, size(product));
+            let over = sizes.over(minus(product, scaled(other, beta)), ptx);
+            set(&mut phi, e, times(here, over));
+            set(&mut of_behind, e, times(behind, over));
+            let next = times_less(alpha(sites, e), here, scaled(behind, beta));
+            behind = here;
+            here = next;
         }
     }
-    let floor = max(f32::new(LEAST), most * f32::new(SMALLEST));
-    Divided { phi, exact: least > floor && most < f32::new(MOST) }
-}
-
-/// 1/a.
-#[cube]
-fn over(a: Complex, #[comptime] ptx: bool) -> Complex {
-    let factor = complex::over(a.re * a.re + a.im * a.im, ptx);
-    Complex { re: a.re * factor, im: -(a.im * factor) }
+    if comptime!(causal) {
+        products = sizes.most;
+    } else {
+        sizes.most = max(sizes.most, max(size(here), size(behind)));
+    }
+    let floor = max(f32::new(LEAST), products * f32::new(SMALLEST));
+    let within = sizes.least > floor && sizes.most < f32::new(MOST);
+    Divided { phi, behind: of_behind, exact: within && sites.largest < f32::new(PLAIN) }
 }

@@ -9,7 +9,8 @@
 //! so that one associative product serves both: its first column applied from the left, its first row from the
 //! right. Minors leave f32 within a hundred sites, but only ratios are wanted: products and vectors are scaled by
 //! powers of two, which rounds nothing. There is no division before the last one, so a pivot of 0 is nothing
-//! special. Within a unit the minors go unscaled as long as they are within f32: then one division serves all its sites.
+//! special. Within a unit the forward goes by the pivots, the ratios themselves, as long as their squares are within
+//! f32, and the backward by minors without scaling, as long as they are: that is quicker.
 //!
 //! The guard: G's denominator is taken for no smaller than [`SMALLEST`] of what it would be without cancellation.
 //! Numbers beyond [`LARGEST`] are limited to it. Where a part of T − zI is exactly singular by itself, and coupled by

@@ -1,6 +1,6 @@
 //! The recurrences of the gradients.
 //!
-//! With w the cotangent and the minors θ and φ of a unit's sites, φ over their determinant,
+//! With w the cotangent and the [minors](super::minors) θ and φ of a unit's sites, φ over the determinant,
 //!
 //! * from the left Y_j = w_j θ_j² + β_{j−1} Y_{j−1}: the sites before j, Σ_i≤j w_i G_ij G_ji = φ_j² Y_j,
 //! * from the right Z_j = w_j φ_j² + β_j Z_{j+1}: those behind it, Σ_i≥j w_i G_ij G_ji = θ_j² Z_j.
@@ -10,7 +10,7 @@
 
 use super::careful;
 use super::complex::{Complex, complex_of, limited, over, plus, plus_times, scaled, set, times};
-use super::minors::{PLAIN, divided, divided_alone, phis, thetas};
+use super::minors::{Divided, divided, theta_behind, thetas};
 use super::sites::Sites;
 use super::vectors::Pair;
 use super::{Options, SITES};
@@ -78,15 +78,13 @@ pub(super) struct Held {
     /// The vectors before the first site and behind the last.
     pub(super) left: Pair,
     pub(super) right: Pair,
-    /// φ over the determinant, of each site and of the one behind them.
-    phi: Array<f32>,
+    /// φ over the determinant.
+    divided: Divided,
     /// w_j φ_j² of each site.
     z: Array<f32>,
     /// |v|² at the first site, and one over that behind the last.
     pub(super) before: f32,
     after: f32,
-    /// No number left f32.
-    exact: bool,
     #[cube(comptime)]
     pub(super) options: Options,
 }
@@ -102,25 +100,18 @@ pub(super) fn held(
     #[comptime] options: Options,
 ) -> Held {
     let ptx = comptime!(options.ptx);
-    let of = thetas(&sites, left, 0usize);
-    let over_all = if comptime!(options.causal) {
-        divided_alone(&of, ptx)
-    } else {
-        let phis = phis(&sites, right, 0usize);
-        divided(&phis, &of, &sites, 0usize, ptx)
-    };
-    let exact = over_all.exact && sites.largest < f32::new(PLAIN);
+    let of = thetas(&sites, left);
+    let divided = divided(&of, &sites, right, comptime!(options.causal), ptx);
     let after = over(squared(of.next), ptx);
     let mut held = Held {
         sites,
         w,
         left,
         right,
-        phi: over_all.phi,
+        divided,
         z: Array::<f32>::new(comptime!(2 * SITES)),
         before: squared(left),
         after,
-        exact,
         options,
     };
     if comptime!(options.capped) {
@@ -144,8 +135,8 @@ pub(super) fn total(held: &mut Held) -> Array<f32> {
         size += f32::abs(total[k]);
     }
     // Infinities and NaN stay.
-    held.exact = held.exact && size < f32::new(CARRIED);
-    if !held.exact {
+    held.divided.exact = held.divided.exact && size < f32::new(CARRIED);
+    if !held.divided.exact {
         let careful = careful::sums(&*held).total;
         #[unroll]
         for k in 0..5usize {
@@ -157,13 +148,13 @@ pub(super) fn total(held: &mut Held) -> Array<f32> {
 
 #[cube]
 fn sums(held: &mut Held) -> Array<f32> {
-    let of = thetas(&held.sites, held.left, 0usize);
+    let of = thetas(&held.sites, held.left);
     let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
     let mut product = 1.0f32;
     #[unroll]
     for e in 0..SITES {
         let theta = complex_of(&of.theta, e);
-        let phi = complex_of(&held.phi, e);
+        let phi = complex_of(&held.divided.phi, e);
         let w = complex_of(&held.w, e);
         let y = plus_times(carried, w, times(theta, theta));
         carried = scaled(y, held.sites.beta[e]);
@@ -202,7 +193,7 @@ pub(super) fn found(held: &Held, sides: &Sides) -> Found {
         let of_s = f32::abs(found.s[comptime!(2 * k)]) + f32::abs(found.s[comptime!(2 * k + 1)]);
         size += of_s + f32::abs(found.q[k]);
     }
-    let within = held.exact && size < f32::new(CARRIED);
+    let within = held.divided.exact && size < f32::new(CARRIED);
     if !within {
         let careful = careful::gradients(held, sides);
         #[unroll]
@@ -227,7 +218,7 @@ fn gradients(held: &Held, sides: &Sides) -> Found {
         set(&mut behind, e, z);
         z = plus(complex_of(&held.z, e), scaled(z, held.sites.beta[e]));
     }
-    let of = thetas(&held.sites, held.left, 0usize);
+    let of = thetas(&held.sites, held.left);
     let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
     if comptime!(!causal) {
         carried = Complex { re: sides.left[0] * held.before, im: sides.left[1] * held.before };
@@ -237,7 +228,7 @@ fn gradients(held: &Held, sides: &Sides) -> Found {
     #[unroll]
     for e in 0..SITES {
         let theta = complex_of(&of.theta, e);
-        let phi = complex_of(&held.phi, e);
+        let phi = complex_of(&held.divided.phi, e);
         let beta = held.sites.beta[e];
         let square = times(theta, theta);
         let z = complex_of(&behind, e);
@@ -248,13 +239,9 @@ fn gradients(held: &Held, sides: &Sides) -> Found {
         }
         let y_phi = times(y, phi);
         set(&mut of_s, e, plus_times(times(y_phi, phi), square, scaled(z, beta)));
-        let mut next = of.next.x;
-        if comptime!(e + 1 < SITES) {
-            next = complex_of(&of.theta, comptime!(e + 1));
-        }
-        let mut q = times(times(theta, next), z).re;
+        let mut q = times(times(theta, theta_behind(&of, e)), z).re;
         if comptime!(!causal) {
-            q += times(y_phi, complex_of(&held.phi, comptime!(e + 1))).re;
+            q += times(y_phi, complex_of(&held.divided.behind, e)).re;
         }
         of_q[e] = q;
     }

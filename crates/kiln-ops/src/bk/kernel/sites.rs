@@ -4,7 +4,7 @@ use super::complex::{Complex, limited};
 use super::{LARGEST, Matrix};
 use crate::scan::Span;
 use crate::scan::runs::{
-    self, Across, of_plane, own_run, put_across, read_across, run, to_runs, together, write_run,
+    self, Across, of_plane, own_run, put_across, read_across, run, to_runs, together,
 };
 use cubecl::prelude::*;
 
@@ -95,9 +95,6 @@ pub(super) fn sites(
             beta[e] = b * coupling(&matrix.c, c_row, i, matrix.length);
         }
     }
-    if comptime!(span.lanes > 0) {
-        leave(&alpha, &beta, span, memory, !taken, count);
-    }
     let mut largest = f32::abs(im);
     #[unroll]
     for e in 0..count {
@@ -109,50 +106,6 @@ pub(super) fn sites(
         imaginary = limited(imaginary, LARGEST);
     }
     Sites { alpha, beta, imaginary, largest, count }
-}
-
-/// A unit's own sites to where [`again`] looks for them, if they are not there yet.
-#[cube]
-fn leave(
-    alpha: &Array<f32>,
-    beta: &Array<f32>,
-    span: &Span,
-    memory: &mut [f32],
-    own: bool,
-    #[comptime] count: usize,
-) {
-    if own {
-        let at = of_plane(span, comptime!(2 * runs::shared(count)));
-        let half = at + comptime!(span.lanes as usize * runs::shared(count));
-        write_run(memory, own_run(at, count), alpha, 0usize, count, true);
-        write_run(memory, own_run(half, count), beta, 0usize, count, true);
-    }
-}
-
-/// The sites from where [`sites`] left them in shared memory, if there is such: so that no registers hold them meanwhile.
-#[cube]
-pub(super) fn again(of: &Sites, span: &Span, memory: &[f32]) -> Sites {
-    let count = comptime!(of.count);
-    let mut alpha = Array::<f32>::new(count);
-    let mut beta = Array::<f32>::new(count);
-    if comptime!(span.lanes > 0) {
-        let at = of_plane(span, comptime!(2 * runs::shared(count)));
-        let half = at + comptime!(span.lanes as usize * runs::shared(count));
-        alpha = run(memory, own_run(at, count), count, true);
-        beta = run(memory, own_run(half, count), count, true);
-        // The memory is free now.
-        sync_plane();
-        if of.largest > f32::new(LARGEST) {
-            limit(&mut alpha, &mut beta, count);
-        }
-    } else {
-        #[unroll]
-        for e in 0..count {
-            alpha[e] = of.alpha[e];
-            beta[e] = of.beta[e];
-        }
-    }
-    Sites { alpha, beta, imaginary: of.imaginary, largest: of.largest, count }
 }
 
 #[cube]
