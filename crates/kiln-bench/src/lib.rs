@@ -9,9 +9,11 @@
 //! * `ladder`: kernels of `tril_matmul` from naive to tensor cores, and two that cheat, `kiln bench
 //!   tril_matmul --ladder`.
 //! * [`op_io`]: one operator on tensors from a file, `kiln op`.
+//! * [`files`]: files that appear whole or not at all.
 
 pub mod attributes;
 pub mod bench;
+pub mod files;
 pub mod gate;
 pub mod host;
 #[cfg(feature = "cube")]

@@ -1,6 +1,7 @@
 //! `kiln op`: one operator on tensors from a safetensors file, outputs and gradients to another.
 
 use crate::attributes::Attributes;
+use crate::files;
 use crate::gate::{self, Data};
 use crate::host::{BoundedTensor, HostTensor, Layout};
 use crate::registry::{Holds, Operator, Spec, all};
@@ -9,8 +10,7 @@ use kiln_ops::device::Opened;
 use kiln_ops::oracle::Number;
 use kiln_ops::policy::{self, Implementation};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 /// What to run on what.
@@ -159,6 +159,7 @@ fn attributes(
 ) -> Result<Attributes, String> {
     let known = |key: &str| spec.attributes.iter().any(|a| a.name == key);
     let mut given = BTreeMap::new();
+    let mut set = BTreeSet::new();
     for (key, value) in metadata.into_iter().flatten().filter(|(key, _)| known(key)) {
         given.insert(key.clone(), value.clone());
     }
@@ -169,6 +170,12 @@ fn attributes(
             let names: Vec<_> = spec.attributes.iter().map(|a| a.name).collect();
             let expected = if names.is_empty() { "none".into() } else { names.join(", ") };
             return Err(format!("{}: unknown attribute `{key}`, expected {expected}", spec.name));
+        }
+        if !set.insert(key) {
+            return Err(format!(
+                "{}: --set {text}: `{key}` is set before, expected once",
+                spec.name
+            ));
         }
         given.insert(key.to_string(), value.to_string());
     }
@@ -347,22 +354,5 @@ pub(crate) fn write(
         views.push((name.clone(), view));
     }
     let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| failed(&e))?;
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    if !folder.is_dir() {
-        return Err(failed(&format!("there is no folder {}", folder.display())));
-    }
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        // As any other file: the umask decides.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(folder).map_err(|e| failed(&e))?;
-    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(|e| failed(&e))?;
-    file.persist(path).map_err(|e| failed(&e))?;
-    Ok(())
+    files::write(path, &bytes)
 }

@@ -2,12 +2,13 @@
 //!
 //! Errors are one line on stderr and exit status 2.
 
-// What is printed goes through `stdout::print`.
-#![deny(clippy::print_stdout)]
+// What is printed goes through `stdout::print` and `stderr::say`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
 mod panics;
 mod progress;
+mod stderr;
 mod stdout;
 
 use clap::{Parser, Subcommand};
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .log_internal_errors(false) // it would panic where stderr is full
         .without_time()
         .init();
     let cli = match Cli::try_parse() {
@@ -59,7 +61,7 @@ fn main() -> ExitCode {
             // One line, as all errors; the rest of clap's message is the usage that --help prints.
             let text = error.to_string();
             let about = text.lines().take_while(|line| !line.trim().is_empty());
-            eprintln!("{}", about.map(str::trim).collect::<Vec<_>>().join(" "));
+            stderr::say(about.map(str::trim).collect::<Vec<_>>().join(" "));
             return ExitCode::from(2);
         }
         Err(error) => {
@@ -82,7 +84,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", one_line(&error));
+            stderr::say(format_args!("error: {}", one_line(&error)));
             ExitCode::from(2)
         }
     }

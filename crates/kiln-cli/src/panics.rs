@@ -1,6 +1,6 @@
 //! What the user sees of a bug: one line instead of a panic message.
 
-use std::io::Write;
+use crate::stderr::say;
 use std::panic::PanicHookInfo;
 
 /// Turns a panic in any thread into one line on stderr and exit status 101, unless
@@ -17,8 +17,7 @@ pub fn install() {
         if more {
             return of_rust(panic);
         }
-        // Not `eprintln`, which panics if nobody listens.
-        let _ = writeln!(std::io::stderr(), "error: internal: {description} (please report)");
+        say(format_args!("error: internal: {description} (please report)"));
         std::process::exit(101);
     }));
 }

@@ -1,9 +1,10 @@
 //! What `kiln train` shows: a bar where stderr is a terminal, plain lines elsewhere. And the bar of others.
 
+use crate::stderr::say;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kiln_lm::data;
 use kiln_lm::train::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -60,7 +61,7 @@ impl Printer {
         match &self.0 {
             Some(bars) if bars.println(text).is_ok() => {}
             // Training goes on if nobody listens any more, as in `kiln train 2>&1 | head`.
-            _ => drop(writeln!(std::io::stderr(), "{text}")),
+            _ => say(text),
         }
     }
 }
@@ -129,7 +130,7 @@ impl Progress {
         lines.push(format!(
             "generate         {} generate --run {}",
             program(),
-            summary.run.display()
+            quoted(&summary.run.to_string_lossy())
         ));
         self.printer.print(&lines.join("\n"));
     }
@@ -211,7 +212,16 @@ impl Observer for Progress {
 
 /// The program as it was called, for commands that can be copied.
 pub fn program() -> String {
-    std::env::args().next().unwrap_or_else(|| "kiln".into())
+    quoted(&std::env::args().next().unwrap_or_else(|| "kiln".into()))
+}
+
+/// As a shell takes it for one word: in quotes if it would not by itself.
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_./:=,@%+-".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.into();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// `950`, `12.3k`, `124.0M`, `2.0G`.

@@ -1,5 +1,6 @@
 //! Standard output: what a command was asked for, and nothing else.
 
+use crate::stderr::say;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
@@ -16,7 +17,6 @@ pub fn written(result: io::Result<()>) {
         // The reader has seen enough, as in `kiln verify | head`.
         std::process::exit(141);
     }
-    // Not `eprintln`, which panics if nobody listens.
-    let _ = writeln!(io::stderr(), "error: cannot write to standard output: {error}");
+    say(format_args!("error: cannot write to standard output: {error}"));
     std::process::exit(2);
 }

@@ -228,6 +228,7 @@ fn errors_are_one_line_and_leave_no_file() {
         ("norm", ["--device", "cpu"], "unknown operator `norm`, expected one of rms_norm, "),
         ("rms_norm", ["--device", "abacus"], "unknown device `abacus`, expected auto, "),
         ("rms_norm", ["--set", "eps"], "--set eps: expected key=value"),
+        ("rms_norm", ["--output", "."], "cannot write .: it is no regular file, expected a file"),
         ("rms_norm", ["--kernel", "fused"], "rms_norm: the fused kernel cannot run on cpu: "),
         ("rms_norm", ["--output", "gone/out.st"], "cannot write gone/out.st: "),
     ] {
@@ -289,4 +290,42 @@ fn the_input_is_not_written_over() {
         assert_eq!((status, out.as_str(), err), (2, "", expected));
         assert_eq!(fs::read(place.join("in.st")).unwrap(), input);
     }
+}
+
+#[test]
+fn an_attribute_is_set_once() {
+    let input = file(&[floats("x", &[2, 3], &X), floats("weight", &[3], &WEIGHT)], &[]);
+    let line = error(&input, "rms_norm", &["--set", "eps=1", "--set", "eps=2"]);
+    assert_eq!(line, "rms_norm: --set eps=2: `eps` is set before, expected once");
+}
+
+#[cfg(unix)]
+#[test]
+fn the_output_is_a_file_or_leads_to_one() {
+    let place = place();
+    let place = place.path();
+    let input = file(&[floats("x", &[2, 3], &X), floats("weight", &[3], &WEIGHT)], &[]);
+    // A socket, since a device would be one of this machine.
+    let _socket = std::os::unix::net::UnixListener::bind(place.join("socket")).unwrap();
+    std::os::unix::fs::symlink("socket", place.join("special.st")).unwrap();
+    std::os::unix::fs::symlink("gone", place.join("nowhere.st")).unwrap();
+    for (output, what) in [
+        ("socket", "it is no regular file"),
+        ("special.st", "it is no regular file"),
+        ("nowhere.st", "it is a link to what is not there"),
+    ] {
+        let (status, _, err) = op(place, &input, "rms_norm", &["--output", output]);
+        let expected = format!("error: cannot write {output}: {what}, expected a file\n");
+        assert_eq!((status, err), (2, expected));
+    }
+    assert!(place.join("special.st").is_symlink() && place.join("nowhere.st").is_symlink());
+
+    fs::create_dir(place.join("folder")).unwrap();
+    fs::write(place.join("folder/real.st"), "old").unwrap();
+    std::os::unix::fs::symlink("folder/real.st", place.join("link.st")).unwrap();
+    let (status, _, err) = op(place, &input, "rms_norm", &["--output", "link.st"]);
+    assert_eq!((status, err.as_str()), (0, ""));
+    assert!(place.join("link.st").is_symlink());
+    let bytes = fs::read(place.join("folder/real.st")).unwrap();
+    assert_eq!(SafeTensors::deserialize(&bytes).unwrap().names(), ["y"]);
 }

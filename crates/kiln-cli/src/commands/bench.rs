@@ -1,6 +1,8 @@
 //! `kiln bench`: times behind the gate, runs side by side, and the tables of documents.
 
-use super::{expect_writable, whole, write};
+use super::{expect_writable, is_same, is_stream, whole, write};
+use crate::progress::quoted;
+use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
@@ -113,6 +115,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if !args.compare.is_empty() {
+        if let Some(svg) = &args.svg
+            && let Some(path) = args.compare.iter().find(|path| is_same(path, svg))
+        {
+            let (svg, path) = (svg.display(), path.display());
+            bail!("--svg {svg} is the file of --compare {path}, expected another");
+        }
         let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
         if let Some(path) = &args.svg {
             write(path, &bench::picture(&runs?).map_err(|e| anyhow!(e))?)?;
@@ -157,7 +165,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         bail!("--data: {} is no folder", folder.display());
     }
     let opened = device::open(&args.device)?;
-    eprintln!("device: {}", opened.why);
+    say(format_args!("device: {}", opened.why));
     let dtype = match args.dtype.as_deref() {
         Some(name) => super::dtype(name)?,
         None if device::is_cuda(&opened.device) => super::dtype("bf16")?,
@@ -168,6 +176,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(family) = args.tiles.filter(|name| !gate::runs(name, dtype, &opened.device)) {
         bail!("--tiles {family}: {} has no such tiles for {dtype:?}", opened.name);
+    }
+    if let (Some(json), Some(policy)) = (&args.json, &args.policy)
+        && is_same(json, policy)
+        && !is_stream(json)
+    {
+        let (json, policy) = (json.display(), policy.display());
+        bail!("--policy {policy} is the file of --json {json}, expected another");
     }
     expect_writable(args.json.as_deref())?;
     expect_writable(args.policy.as_deref())?;
@@ -187,7 +202,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut red = vec![];
     let mut table = Table::default();
     let mut progress = |progress: Progress<'_>| match (progress, &args.json) {
-        (Progress::Note(line), _) => eprintln!("{line}"),
+        (Progress::Note(line), _) => say(line),
         (Progress::Timed(run), Some(path)) => {
             // An error would be that of the last one too.
             let _ = write_run(path, run);
@@ -239,7 +254,8 @@ fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
         stale = true;
         if check {
             print(format_args!(
-                "{name}: its tables are not those of the run files: kiln bench --tables {name}"
+                "{name}: its tables are not those of the run files: kiln bench --tables {}",
+                quoted(&page.to_string_lossy())
             ));
         } else {
             write(&page, &made)?;
@@ -273,7 +289,7 @@ fn pages(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 fn ladder(args: &Args, opened: &Opened, dtype: DType) -> anyhow::Result<ExitCode> {
     use kiln_bench::ladder;
     let size = args.size.unwrap_or(if device::is_cuda(&opened.device) { 4096 } else { 256 });
-    let mut note = |rung: &str| eprintln!("{rung}");
+    let mut note = |rung: &str| say(rung);
     let climbed = ladder::climb(&opened.device, dtype, size, command(), &mut note);
     let climbed = climbed.map_err(|e| anyhow!(e))?;
     print(ladder::table(&climbed, args.markdown));

@@ -1,6 +1,7 @@
 //! `kiln generate`: continues a text with a trained model, streaming.
 
 use super::whole;
+use crate::stderr::say;
 use anyhow::Context;
 use burn::module::Module;
 use kiln_lm::generate::{Sampling, generate};
@@ -49,7 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let opened = device::open(&args.device)?;
     let which = if args.latest { Which::Latest } else { Which::Best };
     let trained = Trained::load(&args.run, which, &opened.device)?;
-    eprintln!(
+    say(format_args!(
         "{} parameters, step {}{}, on {}",
         trained.model.num_params(),
         trained.step,
@@ -57,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             .validation_loss
             .map_or(String::new(), |loss| format!(", validation loss {loss:.4}")),
         opened.name
-    );
+    ));
     let sample = &trained.config.sample;
     let sampling = Sampling {
         temperature: args.temperature.unwrap_or(sample.temperature),
@@ -93,7 +94,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(first) = first.filter(|_| made > 1) {
         let (waited, seconds) = ((first - begin).as_secs_f64(), first.elapsed().as_secs_f64());
         let rate = f64::from(made - 1) / seconds;
-        eprintln!("the first token after {waited:.1} s, then {rate:.0} tokens/s");
+        say(format_args!("the first token after {waited:.1} s, then {rate:.0} tokens/s"));
     }
     match out.result {
         // The reader has seen enough, as in `kiln generate … | head`.

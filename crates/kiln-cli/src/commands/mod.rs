@@ -7,8 +7,9 @@ pub mod op;
 pub mod train;
 pub mod verify;
 
-use anyhow::Context;
-use std::fs::OpenOptions;
+use anyhow::{Context, anyhow};
+use kiln_bench::files;
+use std::fs::{self, OpenOptions};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::str::FromStr;
@@ -21,7 +22,7 @@ pub fn operators(
     if names.is_empty() {
         return Ok(registry::all().to_vec());
     }
-    names.iter().map(|name| registry::find(name).map_err(|e| anyhow::anyhow!(e))).collect()
+    names.iter().map(|name| registry::find(name).map_err(|e| anyhow!(e))).collect()
 }
 
 /// A whole number for clap, whose own words for any other are of invalid digits.
@@ -38,19 +39,55 @@ pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
 /// Refuses a file that cannot be written before the work of which it is to hold the results.
 pub fn expect_writable(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
+    if !is_stream(path) {
+        files::check(path).map_err(|e| anyhow!(e))?;
+    }
     let new = !path.exists();
     let opened = OpenOptions::new().append(true).create(true).open(path);
     opened.map(drop).with_context(|| format!("cannot write {}", path.display()))?;
     // Nothing is left of it if the work fails.
     if new {
-        let _ = std::fs::remove_file(path);
+        let _ = fs::remove_file(path);
     }
     Ok(())
 }
 
-/// Writes a file.
+/// Writes a file, whole or not at all; into a stream as it comes.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    if is_stream(path) {
+        return fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
+    }
+    files::write(path, text.as_bytes()).map_err(|e| anyhow!(e))
+}
+
+/// Whether what is there is written into, not replaced: a device, a FIFO, or the file that standard output or
+/// standard error goes to.
+pub fn is_stream(path: &Path) -> bool {
+    fs::metadata(path)
+        .is_ok_and(|found| !found.is_dir() && (!found.is_file() || is_standard(&found)))
+}
+
+#[cfg(unix)]
+fn is_standard(found: &fs::Metadata) -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+    let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
+    [stdout.as_fd(), stderr.as_fd()].into_iter().any(|stream| {
+        let file = stream.try_clone_to_owned().map(fs::File::from);
+        let stream = file.and_then(|file| file.metadata());
+        stream.is_ok_and(|stream| (stream.dev(), stream.ino()) == (found.dev(), found.ino()))
+    })
+}
+
+#[cfg(not(unix))]
+fn is_standard(_: &fs::Metadata) -> bool {
+    false
+}
+
+/// Whether both are one file, also by another path or through a link.
+pub fn is_same(a: &Path, b: &Path) -> bool {
+    let resolved = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    matches!((resolved(a), resolved(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// The element type of this name.

@@ -1,11 +1,12 @@
 //! `kiln op`: one operator on tensors from a file.
 
+use super::is_same;
 use crate::stdout::print;
 use anyhow::{anyhow, bail};
 use kiln_bench::op_io::{self, Request};
 use kiln_ops::device;
 use kiln_ops::policy::Implementation;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Arguments of `kiln op`.
@@ -65,9 +66,4 @@ fn listed(list: &str, name: &str) -> String {
     let mut lines = list.lines().skip_while(|line| !is_its(line));
     let first = lines.next().into_iter();
     first.chain(lines.take_while(|line| line.starts_with(' '))).collect::<Vec<_>>().join("\n")
-}
-
-/// Whether both are one file, also by another path or through a link.
-fn is_same(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }

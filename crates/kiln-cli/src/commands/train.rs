@@ -1,6 +1,7 @@
 //! `kiln train`: trains as a configuration describes it, or goes on with a run.
 
-use crate::progress::{Preparing, Progress, program};
+use crate::progress::{Preparing, Progress, program, quoted};
+use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::Context;
 use kiln_lm::config::{self, Config};
@@ -61,7 +62,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         policy::set(measured);
     }
     policy::set(kernels(args.kernel, &opened)?);
-    eprintln!("device: {}", opened.why);
+    say(format_args!("device: {}", opened.why));
 
     let mut preparing = Preparing::new();
     let dataset = data::prepare(&config.data, Path::new(""), &mut |p| preparing.show(p))?;
@@ -95,11 +96,11 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     let mut saved = run.load_config(&args.set)?;
     saved.train.out = out; // the folder may have moved
     if config::load(&args.config, &args.set).is_ok_and(|config| config != saved) {
-        eprintln!(
+        say(format_args!(
             "note: {} differs from {}, which the run was started with and which counts",
             args.config.display(),
             run.config().display()
-        );
+        ));
     }
     Ok(saved)
 }
@@ -137,7 +138,7 @@ fn stop_on_ctrl_c(stop: &Arc<AtomicBool>, progress: &Progress) -> anyhow::Result
 fn resume_command(args: &Args) -> String {
     let mut command = format!("{} train {}", program(), quoted(&args.config.to_string_lossy()));
     for set in &args.set {
-        command += &format!(" --set '{set}'");
+        command += &format!(" --set {}", quoted(set));
     }
     if args.device != AUTO {
         command += &format!(" --device {}", args.device);
@@ -149,11 +150,6 @@ fn resume_command(args: &Args) -> String {
         command += &format!(" --policy {}", quoted(&policy.to_string_lossy()));
     }
     command + " --resume"
-}
-
-/// In quotes where a shell would take it apart.
-fn quoted(path: &str) -> String {
-    if path.contains(char::is_whitespace) { format!("'{path}'") } else { path.into() }
 }
 
 #[cfg(test)]
@@ -177,9 +173,12 @@ mod tests {
         let line = "train a.toml --set train.steps=9 --device cuda:1 --kernel reference --policy p";
         assert_eq!(
             hint(line),
-            "a.toml --set 'train.steps=9' --device cuda:1 --kernel reference --policy p --resume"
+            "a.toml --set train.steps=9 --device cuda:1 --kernel reference --policy p --resume"
         );
         assert_eq!(hint("train a.toml --device wgpu --resume"), "a.toml --device wgpu --resume");
+        let hint = hint("train it's.toml --set data.sources=[\"a\"]");
+        assert_eq!(hint, r#"'it'\''s.toml' --set 'data.sources=["a"]' --resume"#);
         assert_eq!(quoted("my runs/a.toml"), "'my runs/a.toml'");
+        assert_eq!(quoted(""), "''");
     }
 }

@@ -5,6 +5,7 @@ mod table;
 mod worker;
 
 use super::{positive, whole};
+use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::Context;
 use board::Board;
@@ -30,8 +31,8 @@ pub struct Args {
     /// Seed of the data.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u64>)]
     seed: u64,
-    /// Random cases for each operator and element type.
-    #[arg(long, default_value_t = 8, allow_negative_numbers = true, value_parser = whole::<usize>)]
+    /// Random cases for each operator and element type, at most 100000.
+    #[arg(long, default_value_t = 8, allow_negative_numbers = true, value_parser = cases)]
     fuzz: usize,
     /// Processes that verify at a time, 1 for this one alone; as many as cores and memory allow if it is
     /// not given.
@@ -48,7 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let opened = device::open(&args.device)?;
     super::expect_writable(args.json.as_deref())?;
     if !args.worker {
-        eprintln!("device: {}", opened.why);
+        say(format_args!("device: {}", opened.why));
     }
     let rows = gate::rows(&ops, &opened.device);
     let verify = |row: &Row| {
@@ -93,6 +94,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         super::write(&path, &text)?;
     }
     Ok(if red == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// A number of random cases for clap: all of a row are drawn before the first one runs.
+fn cases(text: &str) -> Result<usize, String> {
+    let number = text.parse::<usize>().ok().filter(|number| *number <= 100_000);
+    number.ok_or_else(|| "expected a whole number, 0 or more and at most 100000".into())
 }
 
 /// One for each core, up to 16, if the device has 4 GiB for each: CUDA takes half a gigabyte for a process

@@ -275,7 +275,8 @@ impl<'a> Source<'a> {
             };
             return self.malformed(span, &message);
         }
-        self.malformed(span, &format!("{}: {}", path.join("."), plain(message)))
+        let path = path.join(".");
+        self.malformed(span, &format!("{path}: {}", plain(&path, message)))
     }
 }
 
@@ -288,7 +289,7 @@ fn unknown_field(message: &str) -> Option<(&str, String)> {
 }
 
 /// Serde's message in words of TOML rather than of Rust.
-fn plain(message: &str) -> String {
+fn plain(path: &str, message: &str) -> String {
     const WORDS: [(&str, &str); 6] = [
         ("expected usize", "expected a whole number, 0 or more"),
         ("expected u64", "expected a whole number, 0 or more"),
@@ -300,6 +301,10 @@ fn plain(message: &str) -> String {
     if message.ends_with("invalid type: map, expected a sequence") {
         // [optimizer.groups] where there may be several.
         return message.replace("map, expected a sequence", "table, expected [[…]], one for each");
+    }
+    if path == "optimizer.groups" && message.ends_with("expected a sequence") {
+        return message
+            .replace("expected a sequence", "expected [[optimizer.groups]], one for each");
     }
     let mut plain = message.to_string();
     for (rust, words) in WORDS {

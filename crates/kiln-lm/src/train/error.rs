@@ -87,21 +87,35 @@ pub enum TrainError {
     },
     /// The parameters or the activations are more than there is memory for.
     #[error(
-        "training takes at least {} of memory, of which {device} has {}: {} for parameters, gradients and \
-         moments, {} for a batch; expected a smaller [model] or train.batch_size",
-        gib(*least), gib(*memory), gib(*parameters), gib(*activations)
+        "training takes at least {} of memory, of which {device} has {}{}: {} for parameters and moments, \
+         {} for {what}; expected a smaller [model] or train.batch_size",
+        gib(*least), gib(*memory), if *free { " free" } else { "" }, gib(*parameters), gib(*rest)
     )]
     Memory {
         /// Bytes that training takes at least.
         least: f64,
-        /// Bytes for the parameters with what the optimizer keeps of them.
+        /// Bytes for the parameters with the moments of the optimizer.
         parameters: f64,
-        /// Bytes for the activations of one batch, at least.
-        activations: f64,
+        /// Bytes for gradients or for the activations of one batch, whichever are more.
+        rest: f64,
+        /// Which of the two: `gradients`, `a batch`.
+        what: &'static str,
         /// The device.
         device: String,
         /// Bytes that it has.
         memory: f64,
+        /// Whether those are what nobody uses now, not all there are.
+        free: bool,
+    },
+    /// The device does not have the element type of the activations.
+    #[error(
+        "train.precision is {precision}, which {device} does not have; expected one that it has, such as f32"
+    )]
+    Precision {
+        /// The element type.
+        precision: String,
+        /// The device.
+        device: String,
     },
     /// A step has fewer micro-batches than there are ranks to share them.
     #[error(

@@ -6,12 +6,14 @@
 //!
 //! since activations go as gradients come. Of those only what certainly stands in memory at once is counted: the
 //! residual stream, and the scores of one block where attention stores them. Logits are made in chunks. What is
-//! refused could not have run; what is not may still not fit.
+//! refused would not have fit now; what is not may still not fit.
 
 use super::TrainError;
 use crate::config::{Config, MixerKind, OptimizerKind};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
+use std::fs;
+use std::path::Path;
 
 /// Refuses a configuration that takes more memory than the device has, where that is known.
 ///
@@ -22,23 +24,33 @@ pub(super) fn check(config: &Config, vocab_size: usize, device: &Device) -> Resu
     let Some(memory) = memory(device) else { return Ok(()) };
     let dtype = config.train.precision.dtype(device);
     // Where no kernels run attention is the reference, which stores its scores.
-    let Need { least, parameters, activations } =
-        need(config, vocab_size, dtype, !device::is_cube(device));
+    let need = need(config, vocab_size, dtype, !device::is_cube(device));
+    let least = need.least();
     if least <= memory {
         return Ok(());
     }
-    let device = device::name(device);
-    Err(TrainError::Memory { least, parameters, activations, device, memory })
+    let Need { parameters, gradients, activations } = need;
+    let (rest, what) =
+        if gradients < activations { (activations, "a batch") } else { (gradients, "gradients") };
+    let (free, device) = (!device::is_cube(device), device::name(device));
+    Err(TrainError::Memory { least, parameters, rest, what, device, memory, free })
 }
 
-/// Bytes that training takes at least. Floats, which no configuration overflows.
+/// Bytes that training takes. Floats, which no configuration overflows.
 #[derive(Debug, PartialEq)]
 struct Need {
-    least: f64,
-    /// Of the parameters with what the optimizer keeps of them.
+    /// Of the parameters with the moments of the optimizer.
     parameters: f64,
-    /// Of one batch.
+    gradients: f64,
+    /// Of one batch, at least.
     activations: f64,
+}
+
+impl Need {
+    /// What stands in memory at once.
+    fn least(&self) -> f64 {
+        self.parameters + self.gradients.max(self.activations)
+    }
 }
 
 fn need(config: &Config, vocab_size: usize, dtype: DType, scores: bool) -> Need {
@@ -56,12 +68,7 @@ fn need(config: &Config, vocab_size: usize, dtype: DType, scores: bool) -> Need 
     } else {
         0.0
     };
-    let activations = stream + scores;
-    Need {
-        least: values + moments + gradients.max(activations),
-        parameters: values + moments + gradients,
-        activations,
-    }
+    Need { parameters: values + moments, gradients, activations: stream + scores }
 }
 
 /// The memory of a device in bytes, where it is known: all of a GPU, and what nobody uses of the host.
@@ -69,17 +76,39 @@ fn memory(device: &Device) -> Option<f64> {
     if device::is_cube(device) {
         return device::memory(device).map(|bytes| bytes as f64);
     }
-    free(&std::fs::read_to_string("/proc/meminfo").ok()?)
+    let (free, swap) = free(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    Some(allowed().map_or(free, |allowed| allowed.min(free)) + swap)
 }
 
-/// What Linux can still give in memory and swap, in what it says of them.
-fn free(meminfo: &str) -> Option<f64> {
+/// What Linux can still give in memory and in swap, in what it says of them.
+fn free(meminfo: &str) -> Option<(f64, f64)> {
     let bytes = |name: &str| -> Option<f64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib * 1024.0)
     };
-    Some(bytes("MemAvailable:")? + bytes("SwapFree:").unwrap_or(0.0))
+    Some((bytes("MemAvailable:")?, bytes("SwapFree:").unwrap_or(0.0)))
+}
+
+/// What the control group of this process and those around it (version 2) leave of memory, if they bound it.
+fn allowed() -> Option<f64> {
+    let root = Path::new("/sys/fs/cgroup");
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = root.join(groups.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let around = own.ancestors().take_while(|folder| folder.starts_with(root));
+    let left = around.filter_map(|folder| {
+        let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        left(&read("memory.max")?, &read("memory.current")?, &read("memory.stat")?)
+    });
+    left.reduce(f64::min)
+}
+
+/// What a control group leaves, in what it says of itself: it gives up pages of files first.
+fn left(max: &str, current: &str, stat: &str) -> Option<f64> {
+    let bytes = |text: &str| text.trim().parse::<u64>().ok().map(|bytes| bytes as f64);
+    let pages = |name: &str| stat.lines().find_map(|line| bytes(line.strip_prefix(name)?));
+    let files: f64 = ["inactive_file ", "active_file "].into_iter().filter_map(pages).sum();
+    Some((bytes(max)? - bytes(current)? + files).max(0.0))
 }
 
 #[cfg(test)]
@@ -98,18 +127,20 @@ mod tests {
     fn what_training_takes_is_added_up() {
         const P: f64 = 8560.0;
         let need = |overrides: &[&str], dtype, scores| need(&config(overrides), 50, dtype, scores);
-        let (parameters, stream, scores) = (16.0 * P, 3.0 * 12.0 * 16.0, 3.0 * 12.0 * 12.0 * 4.0);
-        let small = Need { least: parameters, parameters, activations: 4.0 * stream };
+        let (gradients, stream, scores) = (4.0 * P, 3.0 * 12.0 * 16.0, 3.0 * 12.0 * 12.0 * 4.0);
+        let small = Need { parameters: 12.0 * P, gradients, activations: 4.0 * stream };
         assert_eq!(need(&[], DType::F32, false), small);
+        assert_eq!(small.least(), 16.0 * P);
         let activations = 2.0 * stream + 4.0 * scores;
         assert_eq!(need(&[], DType::BF16, true), Need { activations, ..small });
 
         let batch = "train.batch_size=3000";
         let activations = 1e3 * (4.0 * stream + 4.0 * scores);
-        let large = Need { least: 12.0 * P + activations, parameters, activations };
+        let large = Need { activations, ..small };
         assert_eq!(need(&[batch], DType::F32, true), large);
+        assert_eq!(large.least(), 12.0 * P + activations);
         // One step has no moments before its end.
-        let one = Need { least: 4.0 * P + activations, parameters: 8.0 * P, activations };
+        let one = Need { parameters: 4.0 * P, ..large };
         let few = [batch, "train.steps=1", "schedule.warmup=0"];
         assert_eq!(need(&few, DType::F32, true), one);
         // No attention, no scores.
@@ -128,7 +159,7 @@ mod tests {
             [&[] as &[&str], &["model.mixer=['bk', 'attention']", "model.tied_embeddings=false"]]
         {
             let config = config(&[&all[..], more].concat());
-            let Need { least, .. } = need(&config, usize::MAX, DType::F32, true);
+            let least = need(&config, usize::MAX, DType::F32, true).least();
             assert!(least > 1e28 && least.is_finite(), "{least}");
         }
     }
@@ -137,10 +168,20 @@ mod tests {
     fn free_memory_is_read_where_linux_tells_it() {
         let meminfo =
             "MemTotal:   100 kB\nMemFree: 7 kB\nMemAvailable:    50 kB\nSwapFree:  2 kB\n";
-        assert_eq!(free(meminfo), Some(52.0 * 1024.0));
-        assert_eq!(free("MemAvailable: 50 kB\n"), Some(50.0 * 1024.0));
+        assert_eq!(free(meminfo), Some((50.0 * 1024.0, 2.0 * 1024.0)));
+        assert_eq!(free("MemAvailable: 50 kB\n"), Some((50.0 * 1024.0, 0.0)));
         for other in ["", "MemTotal: 100 kB\nSwapFree: 2 kB\n", "MemAvailable: much\n"] {
             assert_eq!(free(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_control_group_leaves_what_it_does_not_use_and_its_pages_of_files() {
+        let stat = "anon 40\nfile 30\ninactive_anon 1\ninactive_file 20\nactive_file 5\n";
+        assert_eq!(left("100\n", "70\n", stat), Some(55.0));
+        assert_eq!(left("100\n", "70\n", ""), Some(30.0));
+        assert_eq!(left("60\n", "70\n", ""), Some(0.0));
+        assert_eq!(left("max\n", "70\n", stat), None);
+        assert_eq!(left("100\n", "", stat), None);
     }
 }

@@ -32,6 +32,7 @@ use crate::model::Transformer;
 use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_ops::device;
 use replica::Replica;
 use state::State;
 use std::time::Duration;
@@ -65,11 +66,12 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// [`TrainError`] if the configuration is out of range or cannot fit into memory, a split is shorter
-    /// than one window, the prompt of the samples has unknown characters, a group of the optimizer holds no
-    /// parameter, or the folder cannot be used.
+    /// [`TrainError`] if the configuration is out of range or cannot fit into memory, the device does not have
+    /// its precision, a split is shorter than one window, the prompt of the samples has unknown characters, a
+    /// group of the optimizer holds no parameter, or the folder cannot be used.
     pub fn new(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
+        check_precision(&config, device)?;
         dataset.check_window(config.model.context)?;
         let prompt = sample_prompt(&config, &dataset)?;
         memory::check(&config, dataset.meta.vocab_size, device)?;
@@ -94,6 +96,7 @@ impl Trainer {
     /// model; the run stays as it is.
     pub fn resume(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
+        check_precision(&config, device)?;
         dataset.check_window(config.model.context)?;
         let prompt = sample_prompt(&config, &dataset)?;
         memory::check(&config, dataset.meta.vocab_size, device)?;
@@ -179,6 +182,16 @@ impl Trainer {
             rejected: self.rejected.clone(),
         }
     }
+}
+
+/// Refuses a precision that the device does not have.
+fn check_precision(config: &Config, device: &Device) -> Result<(), TrainError> {
+    let dtype = config.train.precision.dtype(device);
+    if device.supports_dtype(dtype) {
+        return Ok(());
+    }
+    let precision = format!("{dtype:?}").to_lowercase();
+    Err(TrainError::Precision { precision, device: device::name(device) })
 }
 
 /// The tokens that samples continue: at least one.

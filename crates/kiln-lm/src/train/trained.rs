@@ -1,8 +1,8 @@
 //! A model from the folder of a run, for generation.
 
-use super::TrainError;
 use super::replica::MODEL;
 use super::state::{CONFIG, TOKENIZER, read_state};
+use super::{TrainError, check_precision};
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
 use crate::model::Transformer;
@@ -42,7 +42,8 @@ impl Trained {
     ///
     /// # Errors
     ///
-    /// [`TrainError`] if there is no run, no whole checkpoint, or one that does not fit.
+    /// [`TrainError`] if there is no run, no whole checkpoint, or one that does not fit, or the device does not
+    /// have the precision of the run.
     pub fn load(run: &Path, which: Which, device: &Device) -> Result<Self, TrainError> {
         let run = RunDir::open(run)?;
         let store = CheckpointStore::view(run.checkpoints());
@@ -63,6 +64,7 @@ impl Trained {
         let text = checkpoint.read(CONFIG)?;
         let text = String::from_utf8(text).map_err(|error| unfit(&error))?;
         let config = config::parse(&text, &path.join(CONFIG).display().to_string(), &[])?;
+        check_precision(&config, device)?;
         let tokenizer = Tokenizer::from_json(&checkpoint.read(TOKENIZER)?)?;
         let vocab_size = read_state(&checkpoint)?.data.vocab_size;
         let parameters = from_safetensors(MODEL, &checkpoint.read(MODEL)?);

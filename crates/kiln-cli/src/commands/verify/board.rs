@@ -3,11 +3,11 @@
 use super::table::Table;
 use super::worker::Event;
 use crate::progress;
+use crate::stderr::say;
 use crate::stdout::print;
 use burn::tensor::Device;
 use indicatif::ProgressBar;
 use kiln_bench::gate::{self, Report, Row};
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Shows rows and keeps their reports.
@@ -35,9 +35,8 @@ impl<'a> Board<'a> {
         match event {
             Event::Started(row) => self.running.push((row, Instant::now())),
             Event::Finished(row, report) => self.finished(row, report),
-            // Verification goes on if nobody listens any more.
             Event::Said(line) => {
-                self.bar.suspend(|| drop(writeln!(std::io::stderr(), "{line}")));
+                self.bar.suspend(|| say(line));
             }
         }
         let running = self.running.iter().map(|(row, _)| self.rows[*row].to_string());

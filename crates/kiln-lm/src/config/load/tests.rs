@@ -217,6 +217,8 @@ fn groups_of_parameters_are_read_and_written() {
     assert!(line.contains("[optimizer.groups] lacks the key 'parameters'"), "{line}");
     let line = error(&format!("{TEXT}[optimizer.groups]\nparameters = \"a\"\n"), &[]);
     assert!(line.contains("optimizer.groups: invalid type: table, expected [[…]]"), "{line}");
+    let line = error(TEXT, &["optimizer.groups=3"]);
+    assert!(line.ends_with("`3`, expected [[optimizer.groups]], one for each"), "{line}");
 }
 
 #[test]
