@@ -191,8 +191,14 @@ const REFERENCE: f64 = 16.0;
 /// G, `[B, N, 2]`.
 pub fn forward<N: Number>(inputs: [&[N]; 4], d: Dims, options: BkOptions) -> Vec<N> {
     let mut out = vec![];
+    let products = match inputs[0][0].path() {
+        // Its units go on by the recursion from where the scan left them.
+        Path::Fused => 1.0,
+        // Every site is what log₂ N products make it, which round independently of each other.
+        Path::Reference => (d.length as f64).log2().max(1.0).sqrt(),
+    };
     for r in 0..d.rows {
-        for g in row(inputs, d, options, r).pivots(1.0).g {
+        for g in row(inputs, d, options, r).pivots(products).g {
             let g = match options.max_abs {
                 // Its direction is as far off as it was, and its length less.
                 Some(most) => g.by(factor(g, most)).rounded(8.0),

@@ -1,4 +1,7 @@
 //! The scan over the units of a plane, of a row and of a cube.
+//!
+//! It goes from the first unit to the last. For the other direction units take their items from the other end, as
+//! [`scan`](fn@super::scan) does in reverse; for both at once there is [`around`](fn@super::around).
 
 use crate::reduce::{Combine, RowUnits, assign, choose, read, write};
 use cubecl::prelude::*;

@@ -12,7 +12,7 @@ use super::vectors::Pair;
 use super::{SITES, SMALLEST};
 use cubecl::prelude::*;
 
-/// Numbers of a matrix up to which no scaling is tried, and the least size of a product or determinant that holds:
+/// Numbers of a matrix below which no scaling is tried, and the least size of a product or determinant that holds:
 /// 8 steps make of 1 no more than 2⁹⁴, so one below 2⁻¹⁰², where f32 begins to lose digits, is followed by 7 that leave
 /// it below this.
 pub(super) const PLAIN: f32 = (1u64 << 11) as f32;

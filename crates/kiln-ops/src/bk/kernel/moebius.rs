@@ -140,7 +140,7 @@ pub(super) fn product(sites: &Sites) -> Array<f32> {
         }
         let length = matrix_size(&tried);
         scale_all(&mut tried, unit_of(length));
-        if sites.largest > f32::new(PLAIN) || length < f32::new(LEAST) {
+        if sites.largest >= f32::new(PLAIN) || length < f32::new(LEAST) {
             #[unroll]
             for e in 0..SITES {
                 let at = comptime!(first + e);
