@@ -26,11 +26,11 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses what [`write`] could not begin with.
+/// Refuses what [`write()`] could not begin with.
 ///
 /// # Errors
 ///
-/// As those of [`write`].
+/// As those of [`write()`].
 pub fn check(path: &Path) -> Result<(), String> {
     let (target, _) = target(path)?;
     beside(&target).map(drop).map_err(|e| format!("cannot write {}: {e}", path.display()))
