@@ -104,31 +104,9 @@ enum OnePass {
 
 /// Times, or compares, or makes tables.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    // Clap's `requires` lets a flag through without the other where something given conflicts with the other.
-    for (alone, flag, other) in [
-        (args.size.is_some() && !args.ladder, "--size", "--ladder"),
-        (args.svg.is_some() && args.compare.is_empty(), "--svg", "--compare"),
-        (args.check && args.tables.is_empty(), "--check", "--tables"),
-    ] {
-        if alone {
-            bail!("{flag} is for {other}, which is not given");
-        }
-    }
+    check(&args)?;
     if !args.compare.is_empty() {
-        if let Some(svg) = &args.svg
-            && let Some(path) = args.compare.iter().find(|path| is_same(path, svg))
-        {
-            let (svg, path) = (svg.display(), path.display());
-            bail!("--svg {svg} is the file of --compare {path}, expected another");
-        }
-        let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
-        if let Some(path) = &args.svg {
-            write(path, &bench::picture(&runs?).map_err(|e| anyhow!(e))?)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let compared = bench::compare(&runs?, &Selection::default(), args.markdown);
-        print(compared.map_err(|e| anyhow!(e))?);
-        return Ok(ExitCode::SUCCESS);
+        return compare(&args);
     }
     if !args.tables.is_empty() {
         return tables(&args.tables, args.check);
@@ -139,6 +117,50 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    time(args)
+}
+
+/// Refuses flags that mean nothing without another, and one file for two of them.
+fn check(args: &Args) -> anyhow::Result<()> {
+    // Clap's `requires` lets a flag through without the other where something given conflicts with the other.
+    for (alone, flag, other) in [
+        (args.size.is_some() && !args.ladder, "--size", "--ladder"),
+        (args.svg.is_some() && args.compare.is_empty(), "--svg", "--compare"),
+        (args.check && args.tables.is_empty(), "--check", "--tables"),
+    ] {
+        if alone {
+            bail!("{flag} is for {other}, which is not given");
+        }
+    }
+    if let Some(svg) = &args.svg
+        && let Some(path) = args.compare.iter().find(|path| is_same(path, svg))
+    {
+        let (svg, path) = (svg.display(), path.display());
+        bail!("--svg {svg} is the file of --compare {path}, expected another");
+    }
+    if let (Some(json), Some(policy)) = (&args.json, &args.policy)
+        && is_same(json, policy)
+        && !is_stream(json)
+    {
+        let (json, policy) = (json.display(), policy.display());
+        bail!("--policy {policy} is the file of --json {json}, expected another");
+    }
+    Ok(())
+}
+
+fn compare(args: &Args) -> anyhow::Result<ExitCode> {
+    let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
+    match &args.svg {
+        Some(path) => write(path, &bench::picture(&runs?).map_err(|e| anyhow!(e))?)?,
+        None => {
+            let compared = bench::compare(&runs?, &Selection::default(), args.markdown);
+            print(compared.map_err(|e| anyhow!(e))?);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn time(args: Args) -> anyhow::Result<ExitCode> {
     let ops = super::operators(&args.ops)?;
     if args.ladder && args.ops != ["tril_matmul"] {
         bail!("--ladder is that of one operator: kiln bench tril_matmul --ladder");
@@ -176,13 +198,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(family) = args.tiles.filter(|name| !gate::runs(name, dtype, &opened.device)) {
         bail!("--tiles {family}: {} has no such tiles for {dtype:?}", opened.name);
-    }
-    if let (Some(json), Some(policy)) = (&args.json, &args.policy)
-        && is_same(json, policy)
-        && !is_stream(json)
-    {
-        let (json, policy) = (json.display(), policy.display());
-        bail!("--policy {policy} is the file of --json {json}, expected another");
     }
     expect_writable(args.json.as_deref())?;
     expect_writable(args.policy.as_deref())?;

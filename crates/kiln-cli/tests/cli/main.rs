@@ -1,6 +1,9 @@
 //! The program as its user meets it: training, generation, and errors of one line.
 #![cfg(feature = "flex")]
 
+mod bench;
+mod streams;
+
 use assert_cmd::Command;
 use std::fs;
 use std::io::Write;
@@ -204,138 +207,6 @@ fn a_wrong_flag_exits_with_2_and_help_with_0() {
     assert_eq!(kiln(place.path(), &["train", "--help"]).0, 0);
 }
 
-/// What prints.
-#[cfg(unix)]
-const PRINTING: [&[&str]; 7] = [
-    &["op", "--list"],
-    &["train", "small.toml", "--print-config"],
-    &["data", "prepare", "small.toml"],
-    &["verify", "rms_norm", "--device", "cpu", "--fuzz", "1"],
-    &["verify", "rms_norm", "--device", "cpu", "--fuzz", "1", "--jobs", "1"],
-    &["bench", "--cases"],
-    &["--help"],
-];
-
-#[cfg(target_os = "linux")]
-#[test]
-fn what_cannot_be_printed_is_an_error() {
-    let place = place();
-    for args in PRINTING {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
-        command.current_dir(place.path()).env_remove("RUST_BACKTRACE").args(args);
-        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let output = command.stdout(full).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        let expected =
-            "error: cannot write to standard output: No space left on device (os error 28)";
-        assert_eq!((output.status.code(), err.lines().last()), (Some(2), Some(expected)));
-        assert!(err.lines().count() <= 2, "{args:?}: {err}");
-    }
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn what_is_said_beside_the_result_may_be_lost() {
-    let place = place();
-    let verify = ["verify", "rms_norm", "--device", "cpu", "--fuzz", "1", "--jobs", "1"];
-    for (args, status) in [
-        (&verify[..], 0),
-        (&["train", "small.toml", "--device", "cpu"], 0),
-        (&["verify", "--device", "abacus"], 2),
-        (&["verify", "--abacus"], 2),
-    ] {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
-        command.current_dir(place.path()).env_remove("RUST_BACKTRACE").args(args);
-        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let output = command.stderr(full).output().unwrap();
-        assert_eq!(output.status.code(), Some(status), "{args:?}");
-    }
-}
-
-#[cfg(unix)]
-#[test]
-fn reports_replace_files_and_are_written_into_what_is_none() {
-    let place = place();
-    let place = place.path();
-    let verify = ["verify", "rms_norm", "--device", "cpu", "--fuzz", "1", "--jobs", "1", "--json"];
-    fs::write(place.join("old.json"), "old").unwrap();
-    fs::hard_link(place.join("old.json"), place.join("kept.json")).unwrap();
-    std::os::unix::fs::symlink("old.json", place.join("link.json")).unwrap();
-    let (status, _, err) = kiln(place, &[&verify[..], &["link.json"]].concat());
-    assert_eq!(status, 0, "{err}");
-    assert!(place.join("link.json").is_symlink());
-    assert!(fs::read_to_string(place.join("old.json")).unwrap().starts_with('['));
-    assert_eq!(fs::read_to_string(place.join("kept.json")).unwrap(), "old");
-
-    // A pipe, then a file that has the table too.
-    let (status, out, err) = kiln(place, &[&verify[..], &["/dev/stdout"]].concat());
-    assert!(status == 0 && out.ends_with(']'), "{out}{err}");
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
-    let log = fs::OpenOptions::new().append(true).create(true).open(place.join("log")).unwrap();
-    command.current_dir(place).args(verify).arg("/dev/stdout").stdout(log);
-    assert!(command.output().unwrap().status.success());
-    assert!(fs::read_to_string(place.join("log")).unwrap().ends_with(']'));
-
-    std::os::unix::fs::symlink("gone.json", place.join("nowhere.json")).unwrap();
-    for (path, expected) in [
-        (".", "cannot write .: it is no regular file, expected a file"),
-        ("nowhere.json", "cannot write nowhere.json: it is a link to what is not there"),
-    ] {
-        let line = error(place, &[&verify[..], &[path]].concat());
-        assert!(line.contains(expected), "{line}");
-    }
-    assert!(place.join("nowhere.json").is_symlink());
-}
-
-#[test]
-fn one_file_is_not_given_twice() {
-    let place = place();
-    let place = place.path();
-    fs::copy(pages().join("kiln.json"), place.join("kiln.json")).unwrap();
-    let before = fs::read(place.join("kiln.json")).unwrap();
-    let line = error(place, &["bench", "--compare", "kiln.json", "--svg", "./kiln.json"]);
-    let expected = "error: --svg ./kiln.json is the file of --compare kiln.json, expected another";
-    assert_eq!(line, expected);
-    assert_eq!(fs::read(place.join("kiln.json")).unwrap(), before);
-    let args = ["bench", "rms_norm", "--device", "cpu", "--json", "new", "--policy", "./new"];
-    let line = error(place, &args);
-    assert_eq!(line, "error: --policy ./new is the file of --json new, expected another");
-    assert!(!place.join("new").exists());
-}
-
-#[test]
-fn a_precision_that_a_device_does_not_have_is_refused() {
-    let place = place();
-    let opened = match kiln_ops::device::open("wgpu") {
-        Ok(opened) => opened,
-        Err(error) => return eprintln!("SKIPPED on wgpu: {error}"),
-    };
-    if opened.device.supports_dtype(burn::tensor::DType::BF16) {
-        return eprintln!("SKIPPED: {} has bf16", opened.name);
-    }
-    let train = ["train", "small.toml", "--set", "train.precision=bf16", "--device", "wgpu"];
-    let line = error(place.path(), &train);
-    let expected = "train.precision is bf16, which wgpu does not have; expected one that it has";
-    assert!(line.contains(expected), "{line}");
-    assert!(!place.path().join("runs").exists());
-}
-
-#[cfg(unix)]
-#[test]
-fn nothing_is_said_where_nobody_reads_on() {
-    let place = place();
-    for (args, backtrace) in PRINTING.iter().flat_map(|args| [(args, "0"), (args, "1")]) {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
-        command.current_dir(place.path()).env("RUST_BACKTRACE", backtrace).args(*args);
-        let output = command.stdout(writer).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(141), "{args:?}: {err}");
-        assert!(err.lines().all(|line| line.starts_with("device: ")), "{args:?}: {err}");
-    }
-}
-
 #[test]
 fn numbers_that_are_none_are_refused_with_what_was_expected() {
     let place = place();
@@ -480,105 +351,18 @@ fn a_worker_ends_when_nobody_waits_for_it() {
 }
 
 #[test]
-fn the_ladder_is_that_of_one_operator() {
+fn a_precision_that_a_device_does_not_have_is_refused() {
     let place = place();
-    for (args, named) in [
-        (&["bench", "--ladder"][..], "kiln bench tril_matmul --ladder"),
-        (&["bench", "tril_matmul", "--ladder", "--device", "cpu"], "not cpu"),
-    ] {
-        let line = error(place.path(), args);
-        assert!(line.contains(named), "{line}");
+    let opened = match kiln_ops::device::open("wgpu") {
+        Ok(opened) => opened,
+        Err(error) => return eprintln!("SKIPPED on wgpu: {error}"),
+    };
+    if opened.device.supports_dtype(burn::tensor::DType::BF16) {
+        return eprintln!("SKIPPED: {} has bf16", opened.name);
     }
-}
-
-#[test]
-fn what_cannot_be_done_is_said_before_anything_is_timed() {
-    let place = place();
-    let bench = ["bench", "matmul", "--device", "cpu"];
-    let verify = ["verify", "rms_norm", "--device", "cpu"];
-    for (args, more, named) in [
-        (&bench, ["--tiles", "wgmma"], "--tiles wgmma: cpu has no such tiles"),
-        (&bench, ["--json", "no/run.json"], "cannot write no/run.json"),
-        (&bench, ["--policy", "no/policy.toml"], "cannot write no/policy.toml"),
-        (&verify, ["--json", "no/reports.json"], "cannot write no/reports.json"),
-    ] {
-        let line = error(place.path(), &[&args[..], &more].concat());
-        assert!(line.contains(named), "{line}");
-    }
-}
-
-/// The files of a run of Kiln, one of a peer on the same GPU, and a page with their table.
-fn pages() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pages")
-}
-
-#[test]
-fn runs_of_different_gpus_are_not_compared() {
-    let place = place();
-    let run = fs::read_to_string(pages().join("peers.json")).unwrap();
-    fs::write(place.path().join("other.json"), run.replace("NVIDIA H200", "NVIDIA H100")).unwrap();
-    let kiln_run = pages().join("kiln.json");
-    let compare = ["bench", "--compare", kiln_run.to_str().unwrap(), "other.json"];
-    let line = error(place.path(), &compare);
-    assert!(line.contains("NVIDIA H200 and NVIDIA H100"), "{line}");
-}
-
-#[test]
-fn tables_of_pages_are_those_of_their_run_files() {
-    // The documents of this repository, then a page of a test.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let (status, out, err) = kiln(&root, &["bench", "--tables", "docs", "README.md", "--check"]);
-    assert_eq!((status, out.as_str()), (0, ""), "{err}");
-
-    let place = place();
-    let place = place.path();
-    for name in ["kiln.json", "peers.json", "page.md"] {
-        fs::copy(pages().join(name), place.join(name)).unwrap();
-    }
-    let check = ["bench", "--tables", "page.md", "--check"];
-    let (status, out, err) = kiln(place, &check);
-    assert_eq!((status, out.as_str()), (0, ""), "{err}");
-
-    let page = fs::read_to_string(place.join("page.md")).unwrap();
-    fs::write(place.join("page.md"), page.replace("2.00×", "9.00×")).unwrap();
-    let (status, out, err) = kiln(place, &check);
-    assert!(status == 1 && out.starts_with("page.md: "), "{out}{err}");
-    assert!(fs::read_to_string(place.join("page.md")).unwrap().contains("9.00×"));
-    let (status, out, err) = kiln(place, &["bench", "--tables", "."]);
-    assert!(status == 0 && out.contains("page.md"), "{out}{err}");
-    assert_eq!(fs::read_to_string(place.join("page.md")).unwrap(), page);
-
-    fs::write(place.join("page.md"), page.replace("peers.json", "gone.json")).unwrap();
-    let line = error(place, &check);
-    assert!(line.contains("gone.json"), "{line}");
-}
-
-#[test]
-fn a_run_has_all_passes_and_reads_its_data_again() {
-    let place = place();
-    let place = place.path();
-    let bench = ["bench", "linear_cross_entropy", "--device", "cpu", "--shapes", "small"];
-    let more = ["--rounds", "1", "--data", "numbers", "--json", "run.json"];
-    let bench = [&bench[..], &more].concat();
-    let (status, out, err) = kiln(place, &bench);
-    assert_eq!(status, 0, "{err}");
-    assert!(out.contains("forward+backward"), "{out}");
-    let file = place.join("numbers/linear_cross_entropy-2048x128-128x256-f32.safetensors");
-    let bytes = fs::read(&file).unwrap();
-
-    let json = fs::read_to_string(place.join("run.json")).unwrap();
-    let run: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert!(run["versions"]["burn"].is_string() && run["board"].is_null(), "{run}");
-    let rows = run["rows"].as_array().unwrap();
-    let passes: Vec<_> = rows.iter().map(|row| row["pass"].as_str().unwrap()).collect();
-    assert_eq!(passes, ["forward", "both"]);
-    assert_eq!(rows[1]["recorded"], false);
-    for name in ["grad.x", "grad.weight", "dlogits"] {
-        let share = rows[1]["zeros"][name].as_f64().unwrap();
-        assert!((0.0..0.01).contains(&share), "{name}: {share}");
-    }
-
-    fs::write(&file, &bytes[..bytes.len() - 4]).unwrap();
-    let (status, out, _) = kiln(place, &bench);
-    assert!(status == 1 && out.contains("-f32.safetensors: "), "{out}");
+    let train = ["train", "small.toml", "--set", "train.precision=bf16", "--device", "wgpu"];
+    let line = error(place.path(), &train);
+    let expected = "train.precision is bf16, which wgpu does not have; expected one that it has";
+    assert!(line.contains(expected), "{line}");
+    assert!(!place.path().join("runs").exists());
 }
