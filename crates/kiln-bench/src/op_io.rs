@@ -29,31 +29,32 @@ pub struct Request {
     pub set: Vec<String>,
 }
 
-/// The operators: inputs with shapes, attributes with defaults, outputs.
+/// The operators, each as [`describe`] has it.
 pub fn list() -> String {
+    all().iter().map(|op| describe(op.spec())).collect::<Vec<_>>().join("\n")
+}
+
+/// An operator: inputs with shapes, attributes with defaults, outputs; a line each.
+pub fn describe(spec: &Spec) -> String {
     let shape = |shape: &[&str]| format!("[{}]", shape.join(", "));
-    let mut text = String::new();
-    for op in all() {
-        let spec = op.spec();
-        text += &format!("{}: {}\n", spec.name, spec.formula);
-        for input in spec.inputs {
-            let holds = match input.holds {
-                Holds::Float => "",
-                Holds::F32 => " F32",
-                Holds::Classes(_) => " I64 or I32",
-                Holds::Ends(_) => " I64 or I32, optional",
-            };
-            text += &format!("  input      {} {}{holds}\n", input.name, shape(input.shape));
-        }
-        for attribute in spec.attributes {
-            text += &format!("  attribute  {} ({})\n", attribute.name, attribute.default);
-        }
-        for output in spec.outputs {
-            let f32 = if output.f32 { " F32" } else { "" };
-            text += &format!("  output     {} {}{f32}\n", output.name, shape(output.shape));
-        }
+    let mut lines = vec![format!("{}: {}", spec.name, spec.formula)];
+    for input in spec.inputs {
+        let holds = match input.holds {
+            Holds::Float => "",
+            Holds::F32 => " F32",
+            Holds::Classes(_) => " I64 or I32",
+            Holds::Ends(_) => " I64 or I32, optional",
+        };
+        lines.push(format!("  input      {} {}{holds}", input.name, shape(input.shape)));
     }
-    text.trim_end().to_string()
+    for attribute in spec.attributes {
+        lines.push(format!("  attribute  {} ({})", attribute.name, attribute.default));
+    }
+    for output in spec.outputs {
+        let f32 = if output.f32 { " F32" } else { "" };
+        lines.push(format!("  output     {} {}{f32}", output.name, shape(output.shape)));
+    }
+    lines.join("\n")
 }
 
 /// Runs the request; the output file appears whole or not at all.

@@ -41,7 +41,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let op = op.transpose()?;
     if args.list {
         match op {
-            Some(op) => print(listed(&op_io::list(), op.spec().name)),
+            Some(op) => print(op_io::describe(op.spec())),
             None => print(op_io::list()),
         }
         return Ok(ExitCode::SUCCESS);
@@ -58,12 +58,4 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let request = Request { op, input, output, opened: device, kernel: args.kernel, set: args.set };
     op_io::run(&request).map_err(|e| anyhow!(e))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// The part of the list that is of this operator: a line, and those below it that are indented.
-fn listed(list: &str, name: &str) -> String {
-    let is_its = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(':'));
-    let mut lines = list.lines().skip_while(|line| !is_its(line));
-    let first = lines.next().into_iter();
-    first.chain(lines.take_while(|line| line.starts_with(' '))).collect::<Vec<_>>().join("\n")
 }
