@@ -121,7 +121,7 @@ impl Across {
 pub(crate) fn read_across(values: &[f32], at: usize, #[comptime] across: Across) -> Array<f32> {
     let mut numbers = Array::<f32>::new(comptime!(across.count));
     let first = first_across(at, across);
-    // From here on all distances are constants, which cost no arithmetic.
+    // What depends on the row is in the beginning; the distances from there are constants.
     let own = &values[first..first + comptime!(across.reach())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
