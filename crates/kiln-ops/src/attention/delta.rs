@@ -69,7 +69,7 @@ pub(super) fn delta(dy: &HeadsView, o: &HeadsView, sizes: &Sizes, delta: &CubeTe
     let most = if plane > 1 { plane } else { 32 };
     let units = (vectors.next_power_of_two() as u32).min(most);
     let cube = UNITS.min(client.properties().hardware.max_units_per_cube);
-    let units = RowUnits { units, rows: cube / units, plane };
+    let units = RowUnits::new(client, units, cube / units);
     let rows = sizes.batches * sizes.heads * sizes.queries;
     let address = launch::address_type(&[&dy.tensor, &o.tensor]);
     let strides = |view: &HeadsView| {

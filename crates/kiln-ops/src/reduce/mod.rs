@@ -6,6 +6,7 @@
 
 mod columns;
 mod combine;
+mod exchange;
 mod plan;
 mod units;
 
@@ -13,8 +14,10 @@ pub(crate) use columns::column_sum;
 pub use columns::columns;
 pub use combine::{Combine, Max, Sums};
 pub(crate) use combine::{assign, choose, read, write};
+pub(crate) use exchange::{Shuffle, shuffle};
 pub(crate) use plan::RowPlan;
-pub use units::{RowUnits, plane, rows};
+pub(crate) use units::plane;
+pub use units::{RowUnits, rows};
 
 use cubecl::prelude::*;
 

@@ -44,7 +44,7 @@ impl RowPlan {
         let rows = (cube(units).min(widest) / units).max(1);
         let chunks = vectors.div_ceil(units as usize);
         Self {
-            row: RowUnits { units, rows, plane },
+            row: RowUnits::new(client, units, rows),
             chunks,
             resident: chunks <= most,
             even: vectors.is_multiple_of(units as usize),

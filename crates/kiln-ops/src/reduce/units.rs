@@ -1,6 +1,9 @@
 //! How the units of a cube share rows, and the reduction of a row over its units.
 
 use super::combine::{Combine, assign, choose, read, write};
+use super::exchange::{Shuffle, shuffle};
+use crate::device::Hardware;
+use crate::launch;
 use cubecl::prelude::*;
 
 /// The units of a row.
@@ -13,9 +16,22 @@ pub struct RowUnits {
     pub rows: u32,
     /// Units of a plane that can shuffle; 1 stands for none.
     pub plane: u32,
+    /// The device takes PTX instructions.
+    ptx: bool,
 }
 
 impl RowUnits {
+    /// Rows of so many units on the client's device.
+    pub fn new(client: &Client, units: u32, rows: u32) -> Self {
+        let plane = launch::plane_size(client);
+        Self { units, rows, plane, ptx: Hardware::of(client).ptx }
+    }
+
+    /// Whether planes are [`whole`](super::shuffle), as PTX has to be told.
+    pub(crate) fn whole_planes(&self) -> bool {
+        self.ptx && (self.units * self.rows).is_multiple_of(self.plane)
+    }
+
     /// f32 of shared memory for each register of a reduction's item.
     pub fn shared(&self) -> usize {
         let partials = if self.plane > 1 { self.units.div_ceil(self.plane) } else { self.units };
@@ -39,16 +55,20 @@ impl RowUnits {
 }
 
 /// Replaces `item` by the combination over each `lanes` neighbouring units of a plane, a power of two;
-/// all of them get it.
+/// all of them get it. If `whole`, all units of the plane call this on a device that takes PTX.
 #[cube]
-pub fn plane<C: Combine>(item: &mut Array<f32>, #[comptime] lanes: u32) {
+pub(crate) fn plane<C: Combine>(
+    item: &mut Array<f32>,
+    #[comptime] lanes: u32,
+    #[comptime] whole: bool,
+) {
     #[unroll]
     for level in 0..comptime!(lanes.ilog2()) {
         let step = comptime!(1u32 << level);
         let mut other = Array::<f32>::new(comptime!(C::REGISTERS));
         #[unroll]
         for k in 0..comptime!(C::REGISTERS) {
-            other[k] = plane_shuffle_xor(item[k], step);
+            other[k] = shuffle(item[k], step, Shuffle::Xor, whole);
         }
         if comptime!(C::COMMUTATIVE) {
             let both = C::combine(&*item, &other);
@@ -73,11 +93,12 @@ pub fn plane<C: Combine>(item: &mut Array<f32>, #[comptime] lanes: u32) {
 pub fn rows<C: Combine>(item: &mut Array<f32>, shared: &mut [f32], #[comptime] row: RowUnits) {
     let part = comptime!(row.shared());
     if comptime!(row.plane > 1) {
-        plane::<C>(item, comptime!(row.lanes()));
+        plane::<C>(item, comptime!(row.lanes()), comptime!(row.whole_planes()));
         if comptime!(!row.in_plane()) {
             let planes = comptime!((row.units / row.plane) as usize);
             let first = UNIT_POS_Y as usize * planes;
-            if UNIT_POS_PLANE == 0 {
+            let lane = UNIT_POS_X % comptime!(row.plane);
+            if lane == 0 {
                 let at = first + (UNIT_POS_X / comptime!(row.plane)) as usize;
                 write::<C>(shared, at, part, &*item);
             }

@@ -143,7 +143,7 @@ fn block(cut: &Cut, #[comptime] plan: Plan) -> Block {
     Block { part, span }
 }
 
-/// The combination of each block.
+/// The combinations of each block, in as many shares as [`sides::totals`] says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn totals_kernel<S: Around>(
     buffers: &S::Buffers,
@@ -151,14 +151,19 @@ fn totals_kernel<S: Around>(
     cut: &Cut,
     #[comptime] plan: Plan,
 ) {
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(sides::shared::<S::Combine>(&plan.row)));
+    let mut shared =
+        Shared::<[f32]>::new_slice(comptime!(sides::shared_of_total::<S::Combine>(&plan.row)));
     let mut memory = Shared::<[f32]>::new_aligned_slice(comptime!(plan.memory()), 16usize);
     let block = block(cut, plan);
     let mut held = S::load(buffers, &block.span, &mut memory);
     let own = S::total(&mut held);
     let total = sides::total::<S::Combine>(&own, &mut shared, plan.row);
-    if UNIT_POS_X == 0 && block.span.own {
-        write::<S::Combine>(totals, block.part, cut.parts, &total);
+    let shares = comptime!(sides::totals(&plan.row));
+    let units = comptime!(plan.row.units / shares);
+    let unit = UNIT_POS_X % units;
+    if unit == 0 && block.span.own {
+        let at = block.part * comptime!(shares as usize) + (UNIT_POS_X / units) as usize;
+        write::<S::Combine>(totals, at, cut.parts * comptime!(shares as usize), &total);
     }
 }
 
@@ -195,6 +200,9 @@ struct TotalsBuffers {
     after: Box<[f32]>,
     blocks: usize,
     parts: usize,
+    /// Totals of a block.
+    #[cube(comptime)]
+    shares: usize,
 }
 
 #[cube]
@@ -206,8 +214,15 @@ impl<C: Acts> Around for Totals<C> {
     const SHARED: usize = 0;
 
     fn load(buffers: &Self::Buffers, span: &Span, _memory: &mut [f32]) -> Self::Held {
-        let at = span.sequence * buffers.blocks + min(span.first, span.end - 1);
-        let total = read::<C>(&buffers.totals, at, buffers.parts);
+        let shares = comptime!(buffers.shares);
+        let at = (span.sequence * buffers.blocks + min(span.first, span.end - 1)) * shares;
+        let mut total = read::<C>(&buffers.totals, at, buffers.parts * shares);
+        #[unroll]
+        for i in 1..shares {
+            let next = read::<C>(&buffers.totals, at + i, buffers.parts * shares);
+            let both = C::combine(&total, &next);
+            assign::<C>(&mut total, &both);
+        }
         let identity = C::identity();
         choose::<C>(span.first < span.end, &total, &identity)
     }
@@ -282,7 +297,8 @@ pub unsafe fn around<S: Around>(
             )
         };
     }
-    let totals = of_parts("totals of blocks", registers);
+    let shares = sides::totals(&plan.row) as usize;
+    let totals = of_parts("totals of blocks", registers * shares);
     let [before, after] = ["what stands before blocks", "what stands behind blocks"]
         .map(|name| of_parts(name, <S::Combine as Acts>::STATE));
     let carried = Plan { carried: true, ..plan };
@@ -306,6 +322,7 @@ pub unsafe fn around<S: Around>(
                 after.clone().into_buffer_arg(),
                 blocks,
                 parts,
+                shares,
             )
         });
         around_kernel::launch_unchecked::<S>(

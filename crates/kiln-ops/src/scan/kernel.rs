@@ -196,7 +196,7 @@ pub(super) fn scan_kernel<S: Scan>(
         let held = load::<S>(&*buffers, &block, first, cut.length, plan);
         let base = tile % 2 * part;
         let memory = &mut shared[base..base + part];
-        let prefix = units::rows::<S::Combine>(&held.total, memory, plan.row);
+        let prefix = units::rows::<S::Combine>(&held.total, memory, plan.row, false);
         let before = S::Combine::combine(&carry, &prefix.before);
         store::<S>(buffers, &block, first, cut.length, &held, &before, plan);
         let both = S::Combine::combine(&carry, &prefix.all);
@@ -230,7 +230,7 @@ pub(super) fn look_back_kernel<S: Scan>(
     let block = block_at(*ticket as usize, cut, plan);
     let first = block.start + UNIT_POS_X as usize * plan.items;
     let held = load::<S>(&*buffers, &block, first, cut.length, plan);
-    let prefix = units::rows::<S::Combine>(&held.total, &mut shared[0..part], plan.row);
+    let prefix = units::rows::<S::Combine>(&held.total, &mut shared[0..part], plan.row, false);
 
     if UNIT_POS == 0 && block.own {
         #[unroll]

@@ -24,7 +24,7 @@ mod units;
 pub(crate) use around::lanes;
 pub use around::{Around, AroundRequest, Span, around};
 pub use sides::{Acts, Sides};
-pub use units::{Prefix, plane, rows, shared};
+pub use units::{Prefix, rows, shared};
 
 use crate::device::Hardware;
 use crate::launch;
@@ -96,11 +96,10 @@ fn row_units(
     floats: impl Fn(&RowUnits) -> usize,
 ) -> RowUnits {
     let hardware = &client.properties().hardware;
-    let plane = launch::plane_size(client);
     let fits = |row: &RowUnits| floats(row) * size_of::<f32>() <= hardware.max_shared_memory_size;
     let most = most.min(hardware.max_units_per_cube);
     let units = wanted.next_power_of_two().min(most as usize) as u32;
-    let mut row = RowUnits { units, rows: 1, plane };
+    let mut row = RowUnits::new(client, units, 1);
     while row.units > 1 && !fits(&row) {
         row.units /= 2;
     }

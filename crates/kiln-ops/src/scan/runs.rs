@@ -74,20 +74,28 @@ pub(crate) fn write_run(
 /// them together.
 #[cube]
 pub(crate) fn together(span: &Span, #[comptime] count: usize) -> bool {
-    let behind = comptime!(span.lanes as usize) - UNIT_POS_PLANE as usize;
+    let behind = comptime!(span.lanes as usize) - lane(comptime!(span.lanes));
     span.first + behind * count < span.end
 }
 
 /// Where the plane's own part of a cube's memory begins, of `size` f32 for each unit.
 #[cube]
 pub(crate) fn of_plane(span: &Span, size: usize) -> usize {
-    (UNIT_POS / comptime!(span.lanes)) as usize * comptime!(span.lanes as usize) * size
+    let at = (UNIT_POS / comptime!(span.lanes)) as usize * comptime!(span.lanes as usize) * size;
+    // Within shared memory: said to the compiler, that lets it add constants in addresses.
+    at & 0xF_FFFFusize
+}
+
+/// The lane of a row of whole planes: a remainder by a constant, which UNIT_POS_PLANE is not to the compiler.
+#[cube]
+fn lane(#[comptime] lanes: u32) -> usize {
+    (UNIT_POS_X % lanes) as usize
 }
 
 /// Where the unit's own run of `count` begins in the part of a plane.
 #[cube]
-pub(crate) fn own_run(of_plane: usize, #[comptime] count: usize) -> usize {
-    of_plane + UNIT_POS_PLANE as usize * comptime!(shared(count))
+pub(crate) fn own_run(of_plane: usize, #[comptime] lanes: u32, #[comptime] count: usize) -> usize {
+    of_plane + lane(lanes) * comptime!(shared(count))
 }
 
 /// How a plane goes across its runs: in steps of `width` neighbouring numbers for each lane.
@@ -96,23 +104,30 @@ pub(crate) struct Across {
     /// Numbers of a run.
     pub(crate) count: usize,
     /// Lanes of the plane.
-    pub(crate) lanes: usize,
+    pub(crate) lanes: u32,
     /// Numbers that a lane takes at once, in a vector.
     pub(crate) width: usize,
+    /// Indices are 32-bit numbers below 2³¹: said to the compiler, that lets it add constants in addresses.
+    pub(crate) narrow: bool,
 }
 
 impl Across {
-    pub(crate) fn new(count: usize, lanes: u32, vectors: bool) -> Self {
-        Self { count, lanes: lanes as usize, width: if vectors { 4 } else { 1 } }
+    pub(crate) fn new(count: usize, lanes: u32, vectors: bool, narrow: bool) -> Self {
+        Self { count, lanes, width: if vectors { 4 } else { 1 }, narrow }
     }
 
     pub(crate) fn steps(&self) -> usize {
         self.count / self.width
     }
 
+    /// From a lane's numbers to its next ones.
+    fn stride(&self) -> usize {
+        self.lanes as usize * self.width
+    }
+
     /// From the first number of a lane to behind its last one.
     fn reach(&self) -> usize {
-        (self.steps() - 1) * self.lanes * self.width + self.width
+        (self.steps() - 1) * self.stride() + self.width
     }
 }
 
@@ -125,7 +140,7 @@ pub(crate) fn read_across(values: &[f32], at: usize, #[comptime] across: Across)
     let own = &values[first..first + comptime!(across.reach())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
-        let some = run(own, comptime!(k * across.lanes * across.width), across.width, true);
+        let some = run(own, comptime!(k * across.stride()), across.width, true);
         #[unroll]
         for j in 0..comptime!(across.width) {
             numbers[comptime!(k * across.width + j)] = some[j];
@@ -146,7 +161,7 @@ pub(crate) fn write_across(
     let own = &mut to[first..first + comptime!(across.reach())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
-        let i = comptime!(k * across.lanes * across.width);
+        let i = comptime!(k * across.stride());
         write_run(own, i, numbers, comptime!(k * across.width), across.width, true);
     }
 }
@@ -154,17 +169,30 @@ pub(crate) fn write_across(
 /// Where the first number lies that a lane takes of those of its plane.
 #[cube]
 fn first_across(at: usize, #[comptime] across: Across) -> usize {
-    let lane = UNIT_POS_PLANE as usize;
-    at - lane * across.count + lane * across.width
+    let lane = lane(across.lanes);
+    let mut first = at - lane * across.count + lane * across.width;
+    if comptime!(across.narrow) {
+        first &= 0x7FFF_FFFFusize;
+    }
+    first
 }
 
-/// Where that is in shared memory: a step goes across whole runs.
+/// Where that is in a plane's shared memory, whose steps go across whole runs, and how far the steps reach.
 #[cube]
-fn place(#[comptime] k: usize, #[comptime] across: Across) -> usize {
-    let (count, apart) = comptime!((across.count, shared(across.count)));
-    let first = UNIT_POS_PLANE as usize * across.width;
-    let in_first = first / count * apart + first % count;
-    in_first + comptime!(k * (across.lanes * across.width / count) * apart)
+fn first_in_runs(#[comptime] across: Across) -> usize {
+    let first = lane(across.lanes) * across.width;
+    first / across.count * comptime!(shared(across.count)) + first % across.count
+}
+
+impl Across {
+    /// From a step to the next where numbers lie in runs.
+    fn stride_in_runs(&self) -> usize {
+        self.stride() / self.count * shared(self.count)
+    }
+
+    fn reach_in_runs(&self) -> usize {
+        (self.steps() - 1) * self.stride_in_runs() + self.width
+    }
 }
 
 /// Numbers that were taken across the plane become those of each unit's run. `memory` is the plane's.
@@ -176,7 +204,7 @@ pub(crate) fn to_runs(
 ) -> Array<f32> {
     put_across(memory, across_plane, across);
     sync_plane();
-    run(&*memory, own_run(0usize, across.count), across.count, true)
+    run(&*memory, own_run(0usize, across.lanes, across.count), across.count, true)
 }
 
 #[cube]
@@ -185,11 +213,12 @@ pub(crate) fn put_across(
     across_plane: &Array<f32>,
     #[comptime] across: Across,
 ) {
+    let first = first_in_runs(across);
+    let own = &mut memory[first..first + comptime!(across.reach_in_runs())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
-        let at = place(k, across);
-        let from = comptime!(k * across.width);
-        write_run(memory, at, across_plane, from, across.width, true);
+        let (to, from) = comptime!((k * across.stride_in_runs(), k * across.width));
+        write_run(own, to, across_plane, from, across.width, true);
     }
 }
 
@@ -200,12 +229,15 @@ pub(crate) fn to_across(
     own: &Array<f32>,
     #[comptime] across: Across,
 ) -> Array<f32> {
-    write_run(memory, own_run(0usize, across.count), own, 0usize, across.count, true);
+    write_run(memory, own_run(0usize, across.lanes, across.count), own, 0usize, across.count, true);
     sync_plane();
     let mut numbers = Array::<f32>::new(comptime!(across.count));
+    let first = first_in_runs(across);
+    let of_lane = &memory[first..first + comptime!(across.reach_in_runs())];
     #[unroll]
     for k in 0..comptime!(across.steps()) {
-        let some = run(&*memory, place(k, across), across.width, true);
+        let at = comptime!(k * across.stride_in_runs());
+        let some = run(of_lane, at, across.width, true);
         #[unroll]
         for i in 0..comptime!(across.width) {
             numbers[comptime!(k * across.width + i)] = some[i];

@@ -2,11 +2,13 @@
 //!
 //! Items may be large and what they act on small: a matrix and a vector. So the units of a plane reduce their items in
 //! a tree and keep the sibling that they meet at each level; then what stands at the ends goes down the tree, past the
-//! sibling that lies on its way.
+//! sibling that lies on its way. Where a row has several planes, one of them does that for all, with a few neighbouring
+//! units for each lane: in a tree the lanes of a sibling do the same work, in its own units a lane does it once.
 
 use super::units;
-use crate::reduce::{Combine, RowUnits, assign, choose, read, write};
+use crate::reduce::{Combine, RowUnits, Shuffle, assign, choose, read, shuffle, write};
 use cubecl::prelude::*;
+use std::marker::PhantomData;
 
 /// Items that act on a state: on that of what stands before them, and of what stands behind.
 #[cube]
@@ -24,6 +26,23 @@ pub trait Acts: Combine {
     fn act(state: &Array<f32>, item: &Array<f32>, reverse: bool) -> Array<f32>;
 }
 
+/// A scan in reverse takes what stands behind as `earlier`: with this it keeps the order of the items.
+struct Swapped<C>(PhantomData<C>);
+
+#[cube]
+impl<C: Combine> Combine for Swapped<C> {
+    const REGISTERS: usize = C::REGISTERS;
+    const COMMUTATIVE: bool = C::COMMUTATIVE;
+
+    fn identity() -> Array<f32> {
+        C::identity()
+    }
+
+    fn combine(earlier: &Array<f32>, later: &Array<f32>) -> Array<f32> {
+        C::combine(later, earlier)
+    }
+}
+
 /// States around a unit, or around a block.
 #[derive(CubeType)]
 pub struct Sides {
@@ -35,8 +54,49 @@ pub struct Sides {
 
 /// f32 of shared memory that [`sides()`] needs.
 pub fn shared<C: Acts>(row: &RowUnits) -> usize {
-    let of_states = if row.plane > 1 { 2 * C::STATE * row.shared() } else { 0 };
-    C::REGISTERS * units::shared(row) + of_states
+    match Lot::of(row) {
+        Some(lot) => (C::REGISTERS + 2 * C::STATE) * lot.slots,
+        None => C::REGISTERS * units::shared(row),
+    }
+}
+
+/// How the units of rows of several planes lie in shared memory, so that one plane can take them all: neighbouring
+/// lanes of it read neighbouring addresses, and so that neighbouring units do not write to the same bank.
+#[derive(Clone, Copy)]
+struct Lot {
+    /// Lanes of a plane.
+    lanes: u32,
+    /// Neighbouring units that count as one, after a tree of their own.
+    group: u32,
+    /// Groups of a lane.
+    share: u32,
+    /// From a lane's group to its next.
+    apart: u32,
+    /// Places for the groups of a cube.
+    slots: usize,
+}
+
+/// Most groups of a lane: they follow each other, and all units wait.
+const SHARE: u32 = 4;
+
+impl Lot {
+    /// None where rows lie within planes, or there are none.
+    fn of(row: &RowUnits) -> Option<Self> {
+        if row.plane == 1 || row.in_plane() {
+            return None;
+        }
+        let lanes = row.plane;
+        let planes = row.units / lanes;
+        let share = planes.min(SHARE);
+        let apart = lanes + (lanes / planes).max(1);
+        let slots = (row.rows * share * apart) as usize;
+        Some(Self { lanes, group: planes / share, share, apart, slots })
+    }
+
+    /// Where the states before and behind the units begin, after the items, and where they end.
+    fn states<C: Acts>(&self) -> [usize; 3] {
+        [0, 1, 2].map(|k| (C::REGISTERS + k * C::STATE) * self.slots)
+    }
 }
 
 #[cube]
@@ -69,33 +129,38 @@ pub(super) fn write_state<C: Acts>(memory: &mut [f32], at: usize, part: usize, s
 
 /// The item of the unit whose lane differs in the bits of `step`.
 #[cube]
-fn sibling<C: Combine>(item: &Array<f32>, #[comptime] step: u32) -> Array<f32> {
+fn sibling<C: Combine>(
+    item: &Array<f32>,
+    #[comptime] step: u32,
+    #[comptime] row: RowUnits,
+) -> Array<f32> {
     let mut other = Array::<f32>::new(comptime!(C::REGISTERS));
     #[unroll]
     for k in 0..comptime!(C::REGISTERS) {
-        other[k] = plane_shuffle_xor(item[k], step);
+        other[k] = shuffle(item[k], step, Shuffle::Xor, comptime!(row.whole_planes()));
     }
     other
 }
 
-/// The combination of a plane's items, in all of its units; into `met` go the siblings of each level.
+/// The combination of the items of `lanes` neighbours, in all of them; into `met` go the siblings of each level.
 #[cube]
 fn climb<C: Combine>(
     item: &Array<f32>,
     met: &mut Array<f32>,
     #[comptime] lanes: u32,
+    #[comptime] row: RowUnits,
 ) -> Array<f32> {
     let mut all = C::identity();
     assign::<C>(&mut all, item);
     #[unroll]
     for level in 0..comptime!(lanes.ilog2()) {
         let step = comptime!(1u32 << level);
-        let other = sibling::<C>(&all, step);
+        let other = sibling::<C>(&all, step, row);
         #[unroll]
         for k in 0..comptime!(C::REGISTERS) {
             met[comptime!(level as usize * C::REGISTERS + k)] = other[k];
         }
-        let first = UNIT_POS_PLANE & step == 0;
+        let first = UNIT_POS_X & step == 0;
         let earlier = choose::<C>(first, &all, &other);
         let later = choose::<C>(first, &other, &all);
         let both = C::combine(&earlier, &later);
@@ -104,23 +169,23 @@ fn climb<C: Combine>(
     all
 }
 
-/// The combination of the items of a plane, in the first of each `lanes` units.
-#[cube]
-fn fold<C: Combine>(item: &mut Array<f32>, #[comptime] lanes: u32) {
-    #[unroll]
-    for level in 0..comptime!(lanes.ilog2()) {
-        let mut later = Array::<f32>::new(comptime!(C::REGISTERS));
-        #[unroll]
-        for k in 0..comptime!(C::REGISTERS) {
-            later[k] = plane_shuffle_down(item[k], comptime!(1u32 << level));
-        }
-        let both = C::combine(&*item, &later);
-        assign::<C>(item, &both);
-    }
+/// Memory for the siblings that `lanes` neighbours meet; never none, which no array can have.
+fn siblings<C: Combine>(lanes: u32) -> usize {
+    (lanes.ilog2() as usize * C::REGISTERS).max(1)
 }
 
-/// The combination of the items of a row, in its first unit. All of the cube calls this, with shared `memory` of
-/// [`REGISTERS`](Combine::REGISTERS) times [`shared`](super::shared) that nobody else uses.
+/// f32 of shared memory that [`total`] needs.
+pub(super) fn shared_of_total<C: Combine>(row: &RowUnits) -> usize {
+    if row.plane > 1 { 1 } else { C::REGISTERS * row.shared() }
+}
+
+/// Totals of a row, as [`total`] makes them.
+pub(super) fn totals(row: &RowUnits) -> u32 {
+    if row.plane > 1 { row.units.div_ceil(row.plane) } else { 1 }
+}
+
+/// The combination of the items of each plane, in its first unit; without planes of all units, in the first. All of the
+/// cube calls this, with shared `memory` of [`shared_of_total`] that nobody else uses.
 #[cube]
 pub(super) fn total<C: Combine>(
     item: &Array<f32>,
@@ -129,41 +194,60 @@ pub(super) fn total<C: Combine>(
 ) -> Array<f32> {
     let mut all = C::identity();
     assign::<C>(&mut all, item);
-    if comptime!(row.plane == 1 || row.in_plane()) {
+    if comptime!(row.plane == 1) {
         crate::reduce::rows::<C>(&mut all, memory, row);
     } else {
-        let part = comptime!(row.shared());
-        let planes = comptime!(row.units / row.plane);
-        let first = (UNIT_POS_Y * planes) as usize;
         // Units that shuffle have to be together again, whatever ways they took to their items.
-        sync_cube();
-        fold::<C>(&mut all, comptime!(row.plane));
-        if UNIT_POS_PLANE == 0 {
-            let at = first + (UNIT_POS_X / comptime!(row.plane)) as usize;
-            write::<C>(memory, at, part, &all);
-        }
-        sync_cube();
-        if UNIT_POS_X < comptime!(row.plane) {
-            let of_planes = of_planes::<C>(&*memory, row);
-            assign::<C>(&mut all, &of_planes);
-            fold::<C>(&mut all, comptime!(planes.min(row.plane)));
+        sync_plane();
+        #[unroll]
+        for level in 0..comptime!(row.lanes().ilog2()) {
+            let mut later = Array::<f32>::new(comptime!(C::REGISTERS));
+            #[unroll]
+            for k in 0..comptime!(C::REGISTERS) {
+                later[k] = shuffle(
+                    all[k],
+                    comptime!(1u32 << level),
+                    Shuffle::Down,
+                    comptime!(row.whole_planes()),
+                );
+            }
+            let both = C::combine(&all, &later);
+            assign::<C>(&mut all, &both);
         }
     }
     all
 }
 
-/// A lane's share of the totals of a row's planes.
+/// The plane of a row that works for all. Those of one number are on one scheduler of a multiprocessor, so it goes round.
 #[cube]
-fn of_planes<C: Combine>(totals: &[f32], #[comptime] row: RowUnits) -> Array<f32> {
-    let part = comptime!(row.shared());
+fn chief(#[comptime] row: RowUnits) -> u32 {
     let planes = comptime!(row.units / row.plane);
-    let lanes = comptime!(planes.min(row.plane));
-    let share = comptime!((planes / lanes) as usize);
-    let first = (UNIT_POS_Y * planes + UNIT_POS_PLANE % lanes * comptime!(planes / lanes)) as usize;
-    let mut all = read::<C>(totals, first, part);
+    let cube = CUBE_POS as u32;
+    (cube + cube / planes + UNIT_POS_Y) % planes
+}
+
+/// The place of this unit's group.
+#[cube]
+fn own_slot(#[comptime] lot: Lot) -> usize {
+    let Lot { group, share, apart, .. } = comptime!(lot);
+    let own = UNIT_POS_X / group;
+    (UNIT_POS_Y * comptime!(share * apart) + own % share * apart + own / share) as usize
+}
+
+/// The place of group `i` of those that this lane takes.
+#[cube]
+fn slot_of_share(#[comptime] i: u32, #[comptime] lot: Lot) -> usize {
+    let Lot { lanes, share, apart, .. } = comptime!(lot);
+    (UNIT_POS_Y * comptime!(share * apart) + UNIT_POS_X % lanes + comptime!(i * apart)) as usize
+}
+
+/// The combination of a lane's share.
+#[cube]
+fn of_share<C: Combine>(items: &[f32], #[comptime] lot: Lot) -> Array<f32> {
+    let mut all = read::<C>(items, slot_of_share(0u32, lot), comptime!(lot.slots));
     #[unroll]
-    for i in 1..share {
-        let next = read::<C>(totals, first + i, part);
+    for i in 1..comptime!(lot.share) {
+        let next = read::<C>(items, slot_of_share(i, lot), comptime!(lot.slots));
         let both = C::combine(&all, &next);
         assign::<C>(&mut all, &both);
     }
@@ -181,8 +265,8 @@ fn choose_state<C: Acts>(condition: bool, then: &Array<f32>, or_else: &Array<f32
     state
 }
 
-/// What stands around the items of a plane becomes what stands around the unit's own, past the siblings that [`climb`]
-/// met.
+/// What stands around the items of `lanes` neighbours becomes what stands around the unit's own, past the siblings that
+/// [`climb`] met.
 #[cube]
 fn descend<C: Acts>(around: &mut Sides, met: &Array<f32>, #[comptime] lanes: u32) {
     let size = comptime!(C::STATE);
@@ -196,7 +280,7 @@ fn descend<C: Acts>(around: &mut Sides, met: &Array<f32>, #[comptime] lanes: u32
             other[r] = met[comptime!(level as usize * C::REGISTERS + r)];
         }
         // The sibling stands on one side: units take the same way, whichever it is.
-        let behind = UNIT_POS_PLANE & comptime!(1u32 << level) == 0;
+        let behind = UNIT_POS_X & comptime!(1u32 << level) == 0;
         let state = choose_state::<C>(behind, &around.right, &around.left);
         let past = C::act(&state, &other, behind);
         let left = choose_state::<C>(behind, &around.left, &past);
@@ -206,44 +290,34 @@ fn descend<C: Acts>(around: &mut Sides, met: &Array<f32>, #[comptime] lanes: u32
     }
 }
 
-/// Where the states before each plane and behind it stand in the memory of [`sides()`], after the totals.
-fn places<C: Acts>(row: &RowUnits) -> [usize; 3] {
-    let totals = C::REGISTERS * row.shared();
-    let states = C::STATE * row.shared();
-    [totals, totals + states, totals + 2 * states]
-}
-
-/// One plane of a row: from the totals of its planes, and what stands around the row, what stands around each of them.
+/// One plane of a row, for all: from the items of its groups, and what stands around the row, what stands around each.
 #[cube]
-fn between_planes<C: Acts>(ends: &Sides, memory: &mut [f32], #[comptime] row: RowUnits) {
-    let part = comptime!(row.shared());
-    let planes = comptime!(row.units / row.plane);
-    let lanes = comptime!(planes.min(row.plane));
-    let share = comptime!((planes / lanes) as usize);
+fn around_groups<C: Acts>(
+    ends: &Sides,
+    memory: &mut [f32],
+    #[comptime] row: RowUnits,
+    #[comptime] lot: Lot,
+) {
     let size = comptime!(C::STATE);
-    let [lefts, rights, end] = comptime!(places::<C>(&row));
-    let first = (UNIT_POS_Y * planes + UNIT_POS_PLANE % lanes * comptime!(planes / lanes)) as usize;
-    let all = of_planes::<C>(&*memory, row);
-    let mut met = Array::<f32>::new(comptime!((lanes.ilog2() as usize * C::REGISTERS).max(1)));
-    climb::<C>(&all, &mut met, lanes);
+    let slots = comptime!(lot.slots);
+    let [lefts, rights, end] = comptime!(lot.states::<C>());
+    let share = of_share::<C>(&*memory, lot);
+    let mut met = Array::<f32>::new(comptime!(siblings::<C>(row.plane)));
+    climb::<C>(&share, &mut met, comptime!(row.plane), row);
     let mut around = copied::<C>(ends);
-    descend::<C>(&mut around, &met, lanes);
-    if UNIT_POS_PLANE < lanes {
-        #[unroll]
-        for i in 0..share {
-            write_state::<C>(&mut memory[lefts..rights], first + i, part, &around.left);
-            let next = read::<C>(&*memory, first + i, part);
-            let state = C::act(&around.left, &next, false);
-            take(&mut around.left, &state, size);
-        }
-        #[unroll]
-        for k in 0..share {
-            let i = comptime!(share - 1 - k);
-            write_state::<C>(&mut memory[rights..end], first + i, part, &around.right);
-            let next = read::<C>(&*memory, first + i, part);
-            let state = C::act(&around.right, &next, true);
-            take(&mut around.right, &state, size);
-        }
+    descend::<C>(&mut around, &met, comptime!(row.plane));
+    #[unroll]
+    for i in 0..comptime!(lot.share) {
+        let (after, before) =
+            (slot_of_share(i, lot), slot_of_share(comptime!(lot.share - 1 - i), lot));
+        let passed = read::<C>(&*memory, after, slots);
+        let left = C::act(&around.left, &passed, false);
+        let passed = read::<C>(&*memory, before, slots);
+        let right = C::act(&around.right, &passed, true);
+        write_state::<C>(&mut memory[lefts..rights], after, slots, &around.left);
+        write_state::<C>(&mut memory[rights..end], before, slots, &around.right);
+        take(&mut around.left, &left, size);
+        take(&mut around.right, &right, size);
     }
 }
 
@@ -267,32 +341,35 @@ pub fn sides<C: Acts>(
     #[comptime] row: RowUnits,
 ) -> Sides {
     let size = comptime!(C::STATE);
-    let part = comptime!(row.shared());
+    let lot = comptime!(Lot::of(&row));
     let mut around = copied::<C>(ends);
-    if comptime!(row.plane > 1) {
-        let lanes = comptime!(row.lanes());
-        let levels = comptime!(lanes.ilog2());
-        let mut met = Array::<f32>::new(comptime!((levels as usize * C::REGISTERS).max(1)));
+    if comptime!(lot.is_some()) {
+        let lot = comptime!(lot.unwrap());
+        let slots = comptime!(lot.slots);
+        let [lefts, rights, end] = comptime!(lot.states::<C>());
+        let mut met = Array::<f32>::new(comptime!(siblings::<C>(lot.group)));
         // Units that shuffle have to be together again, whatever ways they took to their items.
-        sync_cube();
-        let all = climb::<C>(item, &mut met, lanes);
-        if comptime!(!row.in_plane()) {
-            let mine = UNIT_POS_X / comptime!(row.plane);
-            let at = (UNIT_POS_Y * comptime!(row.units / row.plane) + mine) as usize;
-            let [lefts, rights, end] = comptime!(places::<C>(&row));
-            if UNIT_POS_PLANE == 0 {
-                write::<C>(memory, at, part, &all);
-            }
-            sync_cube();
-            if mine == 0 {
-                between_planes::<C>(ends, memory, row);
-            }
-            sync_cube();
-            let left = read_state::<C>(&memory[lefts..rights], at, part);
-            let right = read_state::<C>(&memory[rights..end], at, part);
-            take(&mut around.left, &left, size);
-            take(&mut around.right, &right, size);
+        sync_plane();
+        let all = climb::<C>(item, &mut met, comptime!(lot.group), row);
+        let lane = UNIT_POS_X % comptime!(lot.group);
+        if lane == 0 {
+            write::<C>(memory, own_slot(lot), slots, &all);
         }
+        sync_cube();
+        if UNIT_POS_X / comptime!(row.plane) == chief(row) {
+            around_groups::<C>(ends, memory, row, lot);
+        }
+        sync_cube();
+        let left = read_state::<C>(&memory[lefts..rights], own_slot(lot), slots);
+        let right = read_state::<C>(&memory[rights..end], own_slot(lot), slots);
+        take(&mut around.left, &left, size);
+        take(&mut around.right, &right, size);
+        descend::<C>(&mut around, &met, comptime!(lot.group));
+    } else if comptime!(row.plane > 1) {
+        let lanes = comptime!(row.lanes());
+        let mut met = Array::<f32>::new(comptime!(siblings::<C>(lanes)));
+        sync_plane();
+        climb::<C>(item, &mut met, lanes, row);
         descend::<C>(&mut around, &met, lanes);
     } else {
         let unit = UNIT_POS_X as usize;
@@ -302,7 +379,7 @@ pub fn sides<C: Acts>(
             take(&mut around.left, &state, size);
         }
         sync_cube();
-        let after = units::beginning::<C>(item, memory, row, true);
+        let after = units::beginning::<Swapped<C>>(item, memory, row, true);
         if unit < comptime!(row.units as usize - 1) {
             let state = C::act(&around.right, &after, true);
             take(&mut around.right, &state, size);

@@ -101,6 +101,12 @@ impl Host {
         (0..items).fold(self.identity, |all, i| (self.combine)(&all, &self.item(x, i)))
     }
 
+    /// All of them from the last to the first.
+    pub fn all_in_reverse(&self, x: &[f64]) -> [f64; 8] {
+        let items = (0..x.len() / self.registers).rev();
+        items.fold(self.identity, |all, i| (self.combine)(&all, &self.item(x, i)))
+    }
+
     /// Items on which combinations are exact in f32, whatever their order: small integers, signed
     /// permutations, and those times powers of i.
     pub fn exact(&self, items: usize, seed: u64) -> Vec<f64> {

@@ -6,57 +6,57 @@ use super::{common, devices, download, upload};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use common::numbers;
-use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
 use kiln_ops::launch;
 use kiln_ops::launch::audit::Audit;
 use kiln_ops::reduce::{self, Combine, RowUnits, Sums};
 use kiln_ops::scan;
 
-/// The item of each unit reduced over the row, and scanned over it.
+/// The item of each unit reduced over the row, and scanned over it both ways.
 #[cube(launch_unchecked)]
 fn units_kernel<C: Combine>(
     items: &[f32],
     reduced: &mut [f32],
     before: &mut [f32],
     all: &mut [f32],
+    behind: &mut [f32],
+    all_in_reverse: &mut [f32],
     #[comptime] row: RowUnits,
 ) {
     let registers = comptime!(C::REGISTERS);
     let mut memory = Shared::<[f32]>::new_slice(comptime!(registers * row.shared()));
-    let mut again = Shared::<[f32]>::new_slice(comptime!(registers * scan::shared(&row)));
+    let part = comptime!(registers * scan::shared(&row));
+    let mut again = Shared::<[f32]>::new_slice(comptime!(2 * part));
     let at = ABSOLUTE_POS * registers;
     let mut item = Array::<f32>::new(registers);
     #[unroll]
     for k in 0..registers {
         item[k] = items[at + k];
     }
-    let prefix = scan::rows::<C>(&item, &mut again, row);
+    let prefix = scan::rows::<C>(&item, &mut again[0..part], row, false);
+    let suffix = scan::rows::<C>(&item, &mut again[part..2 * part], row, true);
     reduce::rows::<C>(&mut item, &mut memory, row);
     #[unroll]
     for k in 0..registers {
         reduced[at + k] = item[k];
         before[at + k] = prefix.before[k];
         all[at + k] = prefix.all[k];
+        behind[at + k] = suffix.before[k];
+        all_in_reverse[at + k] = suffix.all[k];
     }
 }
 
-fn plane(client: &Client) -> u32 {
-    let hardware = &client.properties().hardware;
-    let fixed = hardware.plane_size_min == hardware.plane_size_max;
-    if fixed && client.features().plane.contains(Plane::Ops) { hardware.plane_size_max } else { 1 }
-}
-
 /// Rows of all kinds that fit a cube of 256 units.
-fn rows(plane: u32) -> Vec<RowUnits> {
+fn rows(client: &Client) -> Vec<RowUnits> {
     let mut rows = vec![];
+    let plane = RowUnits::new(client, 1, 1).plane;
     for units in [1, 2, 4, 8, 16, 32, 64, 128, 256].into_iter().chain([3, 5, 8].map(|n| n * plane))
     {
         for count in [1, 4, 7] {
             // Cubes of whole planes, or less than one.
             let whole = units * count % plane == 0 || count == 1;
             if (units.is_power_of_two() || plane > 1) && whole && units * count <= 256 {
-                rows.push(RowUnits { units, rows: count, plane });
+                rows.push(RowUnits::new(client, units, count));
             }
         }
     }
@@ -67,15 +67,16 @@ fn units_reduce_and_scan<C: Combine>(host: &Host, scale: f64) {
     const CUBES: usize = 2;
     for device in devices() {
         let client = device.client();
-        for row in rows(plane(&client)) {
+        for row in rows(&client) {
             let units = row.units as usize;
             let count = CUBES * row.rows as usize;
             let x = host.exact(units * count, 11 + units as u64);
             let input = upload(&x, &device);
             let out = || launch::output(&input, "units", "out", Shape::new([x.len()]), DType::F32);
             let audit = Audit::begin();
-            let outs = [out(), out(), out()];
-            let [reduced, before, all] = outs.clone().map(CubeTensor::into_buffer_arg);
+            let outs = std::array::from_fn::<_, 5, _>(|_| out());
+            let [reduced, before, all, behind, reversed] =
+                outs.clone().map(CubeTensor::into_buffer_arg);
             // SAFETY: every unit has an item.
             unsafe {
                 units_kernel::launch_unchecked::<C>(
@@ -86,17 +87,21 @@ fn units_reduce_and_scan<C: Combine>(host: &Host, scale: f64) {
                     reduced,
                     before,
                     all,
+                    behind,
+                    reversed,
                     row,
                 );
             }
-            let [reduced, before, all] = outs.map(|out| download(&out));
+            let [reduced, before, all, behind, reversed] = outs.map(|out| download(&out));
             for finding in audit.finish() {
                 assert!(finding.clean(), "{row:?}: {finding}");
             }
             for (r, x) in x.chunks(units * host.registers).enumerate() {
                 let total = host.all(x);
+                let of_reverse = host.all_in_reverse(x);
                 for unit in 0..units {
                     let prefix = host.all(&x[..unit * host.registers]);
+                    let suffix = host.all_in_reverse(&x[(unit + 1) * host.registers..]);
                     for k in 0..host.registers {
                         let at = (r * units + unit) * host.registers + k;
                         let what = format!("{} {row:?}, row {r}, unit {unit}", host.name);
@@ -107,6 +112,8 @@ fn units_reduce_and_scan<C: Combine>(host: &Host, scale: f64) {
                         assert!(near(reduced[at], total[k]), "{what}: {}", reduced[at]);
                         assert!(near(all[at], total[k]), "{what}: {}", all[at]);
                         assert!(near(before[at], prefix[k]), "{what}: {}", before[at]);
+                        assert!(near(behind[at], suffix[k]), "{what}: {}", behind[at]);
+                        assert!(near(reversed[at], of_reverse[k]), "{what}: {}", reversed[at]);
                     }
                 }
             }

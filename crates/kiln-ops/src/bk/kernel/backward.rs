@@ -89,7 +89,8 @@ impl Around for Gradients {
         let mut w = Array::<f32>::new(comptime!(2 * SITES));
         let place = 2 * (span.sequence * span.end + span.first);
         let mut taken = false;
-        let across = comptime!(Across::new(2 * SITES, span.lanes, buffers.vectors.dg));
+        let across =
+            comptime!(Across::new(2 * SITES, span.lanes, buffers.vectors.dg, options.narrow));
         if comptime!(span.lanes > 0) {
             taken = together(span, SITES);
             if taken {
@@ -167,6 +168,7 @@ fn write_each(
     memory: &mut [f32],
 ) {
     let wanted = comptime!(buffers.wanted);
+    let narrow = comptime!(buffers.matrix.options.narrow);
     let a_at = span.sequence * span.end + span.first;
     let mut written = false;
     if comptime!(span.lanes > 0) {
@@ -175,14 +177,14 @@ fn write_each(
             let at = of_plane(span, comptime!(2 * runs::shared(SITES)));
             let half = comptime!(span.lanes as usize * runs::shared(SITES));
             if comptime!(wanted[0]) {
-                let across = comptime!(Across::new(SITES, span.lanes, buffers.vectors.da));
+                let across = comptime!(Across::new(SITES, span.lanes, buffers.vectors.da, narrow));
                 let da = to_across(&mut memory[at..at + half], da, across);
                 if span.own {
                     write_across(&mut buffers.da, a_at, &da, across);
                 }
             }
             if comptime!(wanted[1] || wanted[2]) {
-                let across = comptime!(Across::new(SITES, span.lanes, false));
+                let across = comptime!(Across::new(SITES, span.lanes, false, narrow));
                 let to = at + half;
                 let q = to_across(&mut memory[to..to + half], q, across);
                 if span.own {
@@ -256,9 +258,10 @@ fn write_sum(buffers: &mut Buffers, span: &Span, sum: Complex) {
     if comptime!(span.lanes > 0) {
         // Units that shuffle have to be together again; those past the end add 0.
         sync_cube();
-        reduce::plane::<Sums<2>>(&mut of_z, span.lanes);
+        reduce::plane::<Sums<2>>(&mut of_z, span.lanes, true);
         at /= comptime!(span.lanes as usize);
-        writes = writes && UNIT_POS_PLANE == 0;
+        let lane = UNIT_POS_X % comptime!(span.lanes);
+        writes = writes && lane == 0;
     }
     if writes {
         let place = 2 * span.sequence * buffers.sums + at;
@@ -292,7 +295,7 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let vectors = Vectors { dg: begin(2) && offset.is_multiple_of(16), da: begin(4) };
     // SAFETY: spans are within rows; a row has its elements, `units` records and sums, and its couplings.
     unsafe {
-        around::<Gradients>(&like, inputs.address(&dg), request, &|| {
+        around::<Gradients>(&like, inputs.address, request, &|| {
             let [da, db, dc, dz] = outputs.each_ref().map(|tensor| match tensor {
                 Some(tensor) if tensor.meta.num_elements() > 0 => tensor.clone().into_buffer_arg(),
                 _ => launch::unused(&like, DType::F32).into_buffer_arg(),

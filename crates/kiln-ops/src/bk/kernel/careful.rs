@@ -6,11 +6,12 @@
 //! * from the left Y_j = w_j x_j² + γ_{j−1} Y_{j−1}, γ_j = β_j s_j²: Σ_i≤j w_i G_ij G_ji = s_j² g_j² Y_j,
 //! * from the right Z_j = s_j² w_j g_j² + γ_j Z_{j+1}: Σ_i≥j w_i G_ij G_ji = x_j² Z_j,
 //!
-//! and all sums are limited.
+//! and all sums are limited. All that is rare, so it is in loops, on copies in memory.
 
 use super::cap::uncapped;
 use super::complex::{Complex, both_limited, complex_of, limited, over, plus, scaled, set, times};
 use super::recurrences::{CARRIED, Found, Held, squared};
+use super::sites::{Sites, copy, in_memory};
 use super::vectors::{rights, scaled_g, site};
 use super::{LARGEST, SITES, SMALLEST};
 use crate::scan::Sides;
@@ -32,22 +33,25 @@ fn along(a: Complex, g: Complex) -> Complex {
 #[cube]
 pub(super) fn uncap(held: &mut Held, cap: f32) {
     let options = comptime!(held.options);
-    let rights = rights(&held.sites, held.right, comptime!(options.causal));
+    let sites = in_memory(&held.sites);
+    let rights = rights(&sites, held.right, comptime!(options.causal));
+    let mut w = copy(&held.w, comptime!(2 * SITES));
     let mut at = held.left;
-    #[unroll]
-    for e in 0..SITES {
-        let site = site(&held.sites, &rights, at, e, comptime!(options.ptx));
-        let w = complex_of(&held.w, e);
-        let w = uncapped(w, scaled_g(&site), cap, comptime!(options.ptx));
-        set(&mut held.w, e, w);
+    for e in 0..sites.number {
+        let site = site(&sites, &rights, at, e, comptime!(options.ptx));
+        let before = uncapped(complex_of(&w, e), scaled_g(&site), cap, comptime!(options.ptx));
+        set(&mut w, e, before);
         at = site.next;
     }
+    held.w = w;
 }
 
 /// What the recurrences make of a unit's sites.
 #[derive(CubeType)]
 pub(super) struct Sums {
     pub(super) total: Array<f32>,
+    sites: Sites,
+    w: Array<f32>,
     /// The vectors from the right, s_j² w_j g_j², and γ.
     rights: Array<f32>,
     z: Array<f32>,
@@ -59,17 +63,18 @@ pub(super) struct Sums {
 #[cube]
 pub(super) fn sums(held: &Held) -> Sums {
     let options = comptime!(held.options);
-    let rights = rights(&held.sites, held.right, comptime!(options.causal));
+    let sites = in_memory(&held.sites);
+    let w = copy(&held.w, comptime!(2 * SITES));
+    let rights = rights(&sites, held.right, comptime!(options.causal));
     let mut of_z = Array::<f32>::new(comptime!(2 * SITES));
     let mut of_gamma = Array::<f32>::new(SITES);
     let mut at = held.left;
     let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
     let mut product = 1.0f32;
-    #[unroll]
-    for e in 0..SITES {
-        let site = site(&held.sites, &rights, at, e, comptime!(options.ptx));
-        let w = complex_of(&held.w, e);
-        let gamma = limited(held.sites.beta[e] * site.scale * site.scale, CARRIED);
+    for e in 0..sites.number {
+        let site = site(&sites, &rights, at, e, comptime!(options.ptx));
+        let w = complex_of(&w, e);
+        let gamma = limited(sites.beta[e] * site.scale * site.scale, CARRIED);
         let y = plus(times(w, times(site.x, site.x)), carried);
         carried = scaled(both_limited(y, CARRIED), gamma);
         product = limited(product * gamma, CARRIED);
@@ -79,9 +84,8 @@ pub(super) fn sums(held: &Held) -> Sums {
     }
     let after = over(max(squared(at), f32::new(SMALLEST)), comptime!(options.ptx));
     let mut z = Complex { re: 0.0f32, im: 0.0f32 };
-    #[unroll]
-    for k in 0..SITES {
-        let e = comptime!(SITES - 1 - k);
+    for k in 0..sites.number {
+        let e = sites.number - 1 - k;
         z = both_limited(plus(complex_of(&of_z, e), scaled(z, of_gamma[e])), CARRIED);
     }
     let mut total = Array::<f32>::new(5usize);
@@ -90,7 +94,7 @@ pub(super) fn sums(held: &Held) -> Sums {
     total[2] = limited(carried.im * after, CARRIED);
     total[3] = limited(z.re * held.before, CARRIED);
     total[4] = limited(z.im * held.before, CARRIED);
-    Sums { total, rights, z: of_z, gamma: of_gamma, after }
+    Sums { total, sites, w, rights, z: of_z, gamma: of_gamma, after }
 }
 
 /// S and Re Q of a unit's sites, within what stands around it.
@@ -101,9 +105,9 @@ pub(super) fn gradients(held: &Held, sides: &Sides) -> Found {
     // Z behind each site.
     let mut behind = Array::<f32>::new(comptime!(2 * SITES));
     let mut z = Complex { re: sides.right[0] * of.after, im: sides.right[1] * of.after };
-    #[unroll]
-    for k in 0..SITES {
-        let e = comptime!(SITES - 1 - k);
+    let number = of.sites.number;
+    for k in 0..number {
+        let e = number - 1 - k;
         set(&mut behind, e, z);
         z = both_limited(plus(complex_of(&of.z, e), scaled(z, of.gamma[e])), CARRIED);
     }
@@ -111,10 +115,9 @@ pub(super) fn gradients(held: &Held, sides: &Sides) -> Found {
     let mut at = held.left;
     let mut of_s = Array::<f32>::new(comptime!(2 * SITES));
     let mut of_q = Array::<f32>::new(SITES);
-    #[unroll]
-    for e in 0..SITES {
-        let site = site(&held.sites, &of.rights, at, e, comptime!(options.ptx));
-        let mut y = times(complex_of(&held.w, e), times(site.x, site.x));
+    for e in 0..number {
+        let site = site(&of.sites, &of.rights, at, e, comptime!(options.ptx));
+        let mut y = times(complex_of(&of.w, e), times(site.x, site.x));
         if comptime!(!options.causal) {
             y = both_limited(plus(y, carried), CARRIED);
             carried = scaled(y, of.gamma[e]);

@@ -102,12 +102,12 @@ pub(super) fn inverse(a: Complex, #[comptime] ptx: bool) -> Complex {
 
 /// Number `e` of an array that holds two f32 for each.
 #[cube]
-pub(super) fn complex_of(values: &Array<f32>, #[comptime] e: usize) -> Complex {
-    Complex { re: values[comptime!(2 * e)], im: values[comptime!(2 * e + 1)] }
+pub(super) fn complex_of(values: &Array<f32>, e: usize) -> Complex {
+    Complex { re: values[2 * e], im: values[2 * e + 1] }
 }
 
 #[cube]
-pub(super) fn set(values: &mut Array<f32>, #[comptime] e: usize, value: Complex) {
-    values[comptime!(2 * e)] = value.re;
-    values[comptime!(2 * e + 1)] = value.im;
+pub(super) fn set(values: &mut Array<f32>, e: usize, value: Complex) {
+    values[2 * e] = value.re;
+    values[2 * e + 1] = value.im;
 }

@@ -4,7 +4,7 @@ use super::cap::cap_factor;
 use super::complex::{Complex, complex_of, minus, over, scaled, set, times};
 use super::minors::PLAIN;
 use super::moebius::{Moebius, product};
-use super::sites::{Sites, alpha, sites};
+use super::sites::{Sites, alpha, in_memory, reread, sites};
 use super::vectors::{Pair, from_left, normalised, pair_of, rights, scaled_g, site, write_pair};
 use super::{FORWARD, Inputs, LARGEST, Matrix, Options, RECORD, SITES};
 use crate::bk::BkMode;
@@ -78,11 +78,16 @@ impl Around for Diagonal {
         sides: &Sides,
         memory: &mut [f32],
     ) {
+        reread(held, span, &*memory);
         let options = comptime!(buffers.matrix.options);
         let left = pair_of(&sides.left, 0usize);
         let right = pair_of(&sides.right, 0usize);
         let mut found = by_pivots(&*held, left, right, options);
+        if comptime!(span.lanes > 0) {
+            sync_plane();
+        }
         if !found.exact {
+            reread(held, span, &*memory);
             by_minors(&mut found, &*held, left, right, options);
         }
         if comptime!(options.capped) {
@@ -94,6 +99,7 @@ impl Around for Diagonal {
             }
         }
         if comptime!(buffers.keep) {
+            reread(held, span, &*memory);
             write_records(buffers, span, &*held, &found, left, right);
         }
         write_g(buffers, span, &found.g, memory);
@@ -133,8 +139,11 @@ fn write_g(buffers: &mut Buffers, span: &Span, g: &Array<f32>, memory: &mut [f32
     if comptime!(span.lanes > 0) {
         written = together(span, FORWARD);
         if written {
+            // All have read their sites.
+            sync_plane();
             // Two numbers a site: as many as there is memory for, but in runs of their own length.
-            let across = comptime!(Across::new(2 * FORWARD, span.lanes, buffers.fours));
+            let narrow = comptime!(buffers.matrix.options.narrow);
+            let across = comptime!(Across::new(2 * FORWARD, span.lanes, buffers.fours, narrow));
             let at = of_plane(span, comptime!(2 * runs::shared(FORWARD)));
             let size = comptime!(span.lanes as usize * runs::shared(2 * FORWARD));
             let numbers = to_across(&mut memory[at..at + size], g, across);
@@ -282,7 +291,7 @@ fn by_pivots(sites: &Sites, left: Pair, right: Pair, #[comptime] options: Option
     }
 }
 
-/// By the vectors of both recurrences, scaled at every site.
+/// By the vectors of both recurrences, scaled at every site: rare, so in loops.
 #[cube]
 fn by_minors(
     found: &mut Found,
@@ -291,14 +300,16 @@ fn by_minors(
     right: Pair,
     #[comptime] options: Options,
 ) {
-    let rights = rights(sites, right, comptime!(options.causal));
+    let sites = in_memory(sites);
+    let rights = rights(&sites, right, comptime!(options.causal));
+    let mut g = Array::<f32>::new(comptime!(2 * FORWARD));
     let mut at = left;
-    #[unroll]
-    for e in 0..FORWARD {
-        let site = site(sites, &rights, at, e, comptime!(options.ptx));
-        set(&mut found.g, e, scaled_g(&site));
+    for e in 0..sites.number {
+        let site = site(&sites, &rights, at, e, comptime!(options.ptx));
+        set(&mut g, e, scaled_g(&site));
         at = site.next;
     }
+    found.g = g;
     found.right = pair_of(&rights, comptime!(SITES - 1));
 }
 
@@ -316,7 +327,7 @@ pub(crate) fn forward(of: Forward<CubeBackend>, keep: bool) -> (CubeTensor, Opti
     let request = AroundRequest { op, sequences: rows, length };
     // SAFETY: spans are within rows; a row has its elements, `units` records and 2·N results.
     unsafe {
-        around::<Diagonal>(&like, inputs.address(&g), request, &|| {
+        around::<Diagonal>(&like, inputs.address, request, &|| {
             let records = match &records {
                 Some(records) => records.clone(),
                 None => launch::unused(&like, DType::F32),

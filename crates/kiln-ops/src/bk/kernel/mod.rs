@@ -63,6 +63,8 @@ struct Options {
     /// Rows of b and c begin where vectors may, and those of a.
     vectors: bool,
     vectors_of_a: bool,
+    /// Indices are 32-bit numbers below 2³¹.
+    narrow: bool,
 }
 
 /// The matrix T and z, as the kernels read them.
@@ -79,6 +81,8 @@ struct Matrix {
     b_stride: usize,
     c_stride: usize,
     z_stride: usize,
+    /// [`SITES`], for loops that the compiler is to leave loops.
+    number: usize,
     #[cube(comptime)]
     options: Options,
 }
@@ -90,6 +94,8 @@ struct Inputs {
     c: Rows,
     z: Rows,
     options: Options,
+    /// Reaches the end of everything.
+    address: AddressType,
 }
 
 impl Inputs {
@@ -98,9 +104,14 @@ impl Inputs {
         let ptx = Hardware::of(&a.tensor.client).ptx;
         let [vectors_of_a, of_b, of_c] = [&a, &b, &c].map(|of| ptx && of.begins(4));
         let vectors = of_b && of_c;
-        let options =
-            Options { causal: mode == BkMode::Causal, capped, ptx, vectors, vectors_of_a };
-        Self { a, b, c, z, options }
+        // Nothing else is longer than G and its cotangent, or begins before its own buffer.
+        let held = [&a, &b, &c].map(|of| of.tensor.handle.size() as usize / size_of::<f32>());
+        let longest = held.into_iter().fold(2 * a.rows * a.width, usize::max);
+        let address = AddressType::from_len_signed(longest);
+        let narrow = address == AddressType::U32;
+        let causal = mode == BkMode::Causal;
+        let options = Options { causal, capped, ptx, vectors, vectors_of_a, narrow };
+        Self { a, b, c, z, options, address }
     }
 
     fn argument(&self) -> MatrixLaunch {
@@ -120,12 +131,8 @@ impl Inputs {
             stride(&self.b),
             stride(&self.c),
             stride(&self.z),
+            SITES,
             self.options,
         )
-    }
-
-    /// The address type that reaches the end of the inputs and of this.
-    fn address(&self, other: &CubeTensor) -> AddressType {
-        launch::address_type(&[&self.a.tensor, &self.b.tensor, &self.c.tensor, other])
     }
 }

@@ -2,7 +2,7 @@
 
 use super::SITES;
 use super::complex::{
-    Complex, chosen, complex_of, plus_times, scaled, set, times, times_less, unit_of,
+    Complex, chosen, complex_of, plus_times, scaled, set, size, times, times_less, unit_of,
 };
 use super::minors::{LEAST, PLAIN};
 use super::sites::{Sites, alpha};
@@ -85,12 +85,13 @@ fn state_of(of: Pair) -> Array<f32> {
 
 #[cube]
 fn matrix_size(item: &Array<f32>) -> f32 {
-    let mut largest = f32::abs(item[0]);
+    // As a tree: a chain of eight would be waited for at every level of the scan.
+    let mut largest = Array::<f32>::new(4usize);
     #[unroll]
-    for k in 1..8usize {
-        largest = max(largest, f32::abs(item[k]));
+    for k in 0..4usize {
+        largest[k] = size(complex_of(item, k));
     }
-    largest
+    max(max(largest[0], largest[1]), max(largest[2], largest[3]))
 }
 
 #[cube]
@@ -106,11 +107,16 @@ fn scale_all(item: &mut Array<f32>, by: f32) {
 fn step(item: &mut Array<f32>, alpha: Complex, beta: f32) {
     #[unroll]
     for j in 0..2usize {
-        let x = complex_of(&*item, j);
-        let y = complex_of(&*item, comptime!(2 + j));
-        set(item, j, times_less(alpha, x, y));
-        set(item, comptime!(2 + j), scaled(x, beta));
+        step_column(item, j, alpha, beta);
     }
+}
+
+#[cube]
+fn step_column(item: &mut Array<f32>, #[comptime] j: usize, alpha: Complex, beta: f32) {
+    let x = complex_of(&*item, j);
+    let y = complex_of(&*item, comptime!(2 + j));
+    set(item, j, times_less(alpha, x, y));
+    set(item, comptime!(2 + j), scaled(x, beta));
 }
 
 /// The product of a unit's sites.
@@ -134,6 +140,11 @@ pub(super) fn product(sites: &Sites) -> Array<f32> {
                 tried[2] = -1.0f32;
                 tried[4] = sites.beta[at];
                 tried[6] = 0.0f32;
+            } else if comptime!(at == 1) {
+                // Of its second column only signs are left.
+                step_column(&mut tried, 0usize, alpha(sites, at), sites.beta[at]);
+                set(&mut tried, 1usize, scaled(alpha(sites, at), -1.0f32));
+                set(&mut tried, 3usize, Complex { re: -sites.beta[at], im: 0.0f32 });
             } else {
                 step(&mut tried, alpha(sites, at), sites.beta[at]);
             }

@@ -45,8 +45,8 @@ pub(super) fn from_right(at: Pair, alpha: Complex, beta: f32) -> Pair {
 
 /// Vector `e` of an array that holds four f32 for each.
 #[cube]
-pub(super) fn pair_of(values: &Array<f32>, #[comptime] e: usize) -> Pair {
-    Pair { x: complex_of(values, comptime!(2 * e)), y: complex_of(values, comptime!(2 * e + 1)) }
+pub(super) fn pair_of(values: &Array<f32>, e: usize) -> Pair {
+    Pair { x: complex_of(values, 2 * e), y: complex_of(values, 2 * e + 1) }
 }
 
 #[cube]
@@ -65,25 +65,23 @@ pub(super) fn write_pair(to: &mut [f32], at: usize, pair: Pair) {
     to[at + 3] = pair.y.im;
 }
 
-/// The vectors from the right at each site: four f32 each.
+/// The vectors from the right at each of the sites, which are [`in_memory`]: four f32 each.
 #[cube]
 pub(super) fn rights(sites: &Sites, right: Pair, #[comptime] causal: bool) -> Array<f32> {
     let count = comptime!(sites.count);
     let mut rights = Array::<f32>::new(comptime!(4 * count));
     if comptime!(!causal) {
         let mut at = right;
-        #[unroll]
-        for k in 0..count {
-            let e = comptime!(count - 1 - k);
-            set(&mut rights, comptime!(2 * e), at.x);
-            set(&mut rights, comptime!(2 * e + 1), at.y);
+        for k in 0..sites.number {
+            let e = sites.number - 1 - k;
+            set(&mut rights, 2 * e, at.x);
+            set(&mut rights, 2 * e + 1, at.y);
             at = from_right(at, alpha(sites, e), sites.beta[e]);
         }
     } else {
         // Nothing stands behind.
-        #[unroll]
-        for e in 0..count {
-            rights[comptime!(4 * e)] = 1.0f32;
+        for e in 0..sites.number {
+            rights[4 * e] = 1.0f32;
         }
     }
     rights
@@ -109,7 +107,7 @@ pub(super) fn site(
     sites: &Sites,
     rights: &Array<f32>,
     at: Pair,
-    #[comptime] e: usize,
+    e: usize,
     #[comptime] ptx: bool,
 ) -> Site {
     let step = from_left(at, alpha(sites, e), sites.beta[e]);

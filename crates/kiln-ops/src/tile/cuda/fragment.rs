@@ -6,6 +6,7 @@
 //! rows 16w to 16w + 15.
 
 use super::ptx::Float16;
+use crate::reduce::{Shuffle, shuffle};
 use crate::tile::finish::Finish;
 use cubecl::prelude::*;
 
@@ -79,15 +80,15 @@ pub(crate) fn mask_above<N: Size>(
 /// The largest of the numbers of a quad.
 #[cube]
 pub(crate) fn quad_max(x: f32) -> f32 {
-    let largest = max(x, plane_shuffle_xor(x, 1u32));
-    max(largest, plane_shuffle_xor(largest, 2u32))
+    let largest = max(x, shuffle(x, 1u32, Shuffle::Xor, true));
+    max(largest, shuffle(largest, 2u32, Shuffle::Xor, true))
 }
 
 /// The sum of the numbers of a quad, in a fixed order.
 #[cube]
 pub(crate) fn quad_sum(x: f32) -> f32 {
-    let sum = x + plane_shuffle_xor(x, 1u32);
-    sum + plane_shuffle_xor(sum, 2u32)
+    let sum = x + shuffle(x, 1u32, Shuffle::Xor, true);
+    sum + shuffle(sum, 2u32, Shuffle::Xor, true)
 }
 
 /// The largest of each of the two rows of a unit, over the quad that shares them.

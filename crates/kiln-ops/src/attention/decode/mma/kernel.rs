@@ -5,6 +5,7 @@ use super::{Plan, WARPS};
 use crate::attention::simt::block::{Heads, Numbers, Rules, score, seen};
 use crate::attention::simt::forward::LOWEST;
 use crate::exponential::exp2;
+use crate::reduce::{Shuffle, shuffle};
 use crate::tile::cuda::fragment::{quad_max, quad_sum};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -238,7 +239,8 @@ fn weigh(
         }
         running.totals[e] = total;
         // Those of the queries whose sums the lane has.
-        let (own, next) = (plane_shuffle(shrink, quad * 8), plane_shuffle(shrink, quad * 8 + 4));
+        let own = shuffle(shrink, quad * 8, Shuffle::Lane, true);
+        let next = shuffle(shrink, quad * 8 + 4, Shuffle::Lane, true);
         #[unroll]
         for i in 0..steps {
             let mut sum = running.sums[comptime!(e * steps + i)];
