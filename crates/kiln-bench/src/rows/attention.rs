@@ -246,6 +246,9 @@ impl Operator for Row {
             case([1, 2, 1, 40, 70, 32]).with("window", 1),
             case([1, 2, 1, 45, 45, 32]).with("softcap", 1.5).with("scale", 0.5),
             case([1, 2, 1, 45, 45, 16]).with("softcap", 30).with("scale", 20).with("window", 20),
+            // Rows whose scores are all far below zero.
+            case([2, 4, 1, 20, 20, 192]).with("scale", 3),
+            case([2, 4, 1, 20, 20, 256]).with("scale", 3),
             packed([1, 2, 1, 90, 90, 32], 4),
             packed([1, 4, 2, 150, 150, 16], 6).with("window", 16),
             packed([1, 2, 2, 70, 70, 16], 3).with("causal", false).with("softcap", 2),

@@ -9,10 +9,10 @@
 //! The order of the combinations follows from the lengths and the device alone.
 
 use super::row_units;
-use super::sides::{self, Acts, Sides, read_state, write_state};
+use super::sides::{self, Acts, Sides};
 use crate::device::Hardware;
 use crate::launch;
-use crate::reduce::{Combine, RowUnits, assign, choose, read, write};
+use crate::reduce::{Combine, RowUnits, assign, choose};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -163,7 +163,7 @@ fn totals_kernel<S: Around>(
     let unit = UNIT_POS_X % units;
     if unit == 0 && block.span.own {
         let at = block.part * comptime!(shares as usize) + (UNIT_POS_X / units) as usize;
-        write::<S::Combine>(totals, at, cut.parts * comptime!(shares as usize), &total);
+        put(totals, at, &total, comptime!(<S::Combine as Combine>::REGISTERS));
     }
 }
 
@@ -183,11 +183,32 @@ fn around_kernel<S: Around>(
     let total = S::total(&mut held);
     let mut ends = Sides { left: S::Combine::start(), right: S::Combine::end() };
     if comptime!(plan.carried) {
-        ends.left = read_state::<S::Combine>(before, block.part, cut.parts);
-        ends.right = read_state::<S::Combine>(after, block.part, cut.parts);
+        let size = comptime!(<S::Combine as Acts>::STATE);
+        ends.left = taken(before, block.part, size);
+        ends.right = taken(after, block.part, size);
     }
     let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
     S::store(buffers, &block.span, &mut held, &sides, &mut memory);
+}
+
+/// Item `at` of memory, whose numbers follow each other.
+#[cube]
+fn taken(memory: &[f32], at: usize, #[comptime] size: usize) -> Array<f32> {
+    let mut item = Array::<f32>::new(size);
+    #[unroll]
+    for k in 0..size {
+        item[k] = memory[at * size + k];
+    }
+    item
+}
+
+/// Writes one, as [`taken`] reads it.
+#[cube]
+fn put(memory: &mut [f32], at: usize, item: &Array<f32>, #[comptime] size: usize) {
+    #[unroll]
+    for k in 0..size {
+        memory[at * size + k] = item[k];
+    }
 }
 
 /// The totals of blocks, with what stands around them.
@@ -199,7 +220,6 @@ struct TotalsBuffers {
     before: Box<[f32]>,
     after: Box<[f32]>,
     blocks: usize,
-    parts: usize,
     /// Totals of a block.
     #[cube(comptime)]
     shares: usize,
@@ -216,10 +236,10 @@ impl<C: Acts> Around for Totals<C> {
     fn load(buffers: &Self::Buffers, span: &Span, _memory: &mut [f32]) -> Self::Held {
         let shares = comptime!(buffers.shares);
         let at = (span.sequence * buffers.blocks + min(span.first, span.end - 1)) * shares;
-        let mut total = read::<C>(&buffers.totals, at, buffers.parts * shares);
+        let mut total = taken(&buffers.totals, at, comptime!(C::REGISTERS));
         #[unroll]
         for i in 1..shares {
-            let next = read::<C>(&buffers.totals, at + i, buffers.parts * shares);
+            let next = taken(&buffers.totals, at + i, comptime!(C::REGISTERS));
             let both = C::combine(&total, &next);
             assign::<C>(&mut total, &both);
         }
@@ -242,8 +262,8 @@ impl<C: Acts> Around for Totals<C> {
     ) {
         if span.own && span.first < span.end {
             let at = span.sequence * buffers.blocks + span.first;
-            write_state::<C>(&mut buffers.before, at, buffers.parts, &sides.left);
-            write_state::<C>(&mut buffers.after, at, buffers.parts, &sides.right);
+            put(&mut buffers.before, at, &sides.left, comptime!(C::STATE));
+            put(&mut buffers.after, at, &sides.right, comptime!(C::STATE));
         }
     }
 }
@@ -275,7 +295,7 @@ pub unsafe fn around<S: Around>(
     let registers = <S::Combine as Combine>::REGISTERS;
     let cut = || CutLaunch::new(length, blocks, parts);
     let of_parts = |name: &'static str, size: usize| {
-        launch::output(like, op, name, Shape::new([size, parts]), DType::F32)
+        launch::output(like, op, name, Shape::new([parts, size]), DType::F32)
     };
     let cubes = |parts: usize| launch::grid(client, parts.div_ceil(plan.row.rows as usize));
     let dim = plan.row.cube_dim();
@@ -321,7 +341,6 @@ pub unsafe fn around<S: Around>(
                 before.clone().into_buffer_arg(),
                 after.clone().into_buffer_arg(),
                 blocks,
-                parts,
                 shares,
             )
         });

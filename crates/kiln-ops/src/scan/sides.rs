@@ -109,7 +109,7 @@ fn take(state: &mut Array<f32>, value: &Array<f32>, #[comptime] size: usize) {
 
 /// A state in memory, whose registers are `part` f32 apart.
 #[cube]
-pub(super) fn read_state<C: Acts>(memory: &[f32], at: usize, part: usize) -> Array<f32> {
+fn read_state<C: Acts>(memory: &[f32], at: usize, part: usize) -> Array<f32> {
     let mut state = Array::<f32>::new(comptime!(C::STATE));
     #[unroll]
     for k in 0..comptime!(C::STATE) {
@@ -120,7 +120,7 @@ pub(super) fn read_state<C: Acts>(memory: &[f32], at: usize, part: usize) -> Arr
 
 /// Writes one, as [`read_state`] reads it.
 #[cube]
-pub(super) fn write_state<C: Acts>(memory: &mut [f32], at: usize, part: usize, state: &Array<f32>) {
+fn write_state<C: Acts>(memory: &mut [f32], at: usize, part: usize, state: &Array<f32>) {
     #[unroll]
     for k in 0..comptime!(C::STATE) {
         memory[k * part + at] = state[k];

@@ -221,7 +221,8 @@ impl Fractions {
     /// G of a pivot from the left and what stands behind it.
     fn g(&mut self, pivot: Complex, behind: Complex) -> Complex {
         let both = minus(pivot, behind);
-        let by = self.reciprocal(both);
+        // Not larger than the pivots of both sides and α, which are within bounds.
+        let by = reciprocal(both, comptime!(self.ptx));
         self.sum += by.over;
         divided(1.0f32, both, by)
     }

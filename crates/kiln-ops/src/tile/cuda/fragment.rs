@@ -91,15 +91,19 @@ pub(crate) fn quad_sum(x: f32) -> f32 {
     sum + shuffle(sum, 2u32, Shuffle::Xor, true)
 }
 
-/// The largest of each of the two rows of a unit, over the quad that shares them.
+/// The largest of each of the two rows of a unit, over the quad that shares them. There are `count` sums: a vector
+/// holds a power of two, and what is behind them is none.
 #[cube]
-pub(crate) fn row_max<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
+pub(crate) fn row_max<N: Size>(
+    sums: Vector<f32, N>,
+    #[comptime] count: usize,
+) -> Vector<f32, Const<2>> {
     let mut rows = Vector::<f32, Const<2>>::empty();
     #[unroll]
     for r in 0..2usize {
         let mut largest = sums.extract(comptime!(2 * r));
         #[unroll]
-        for i in 0..N::value() {
+        for i in 0..count {
             if comptime!(i % 4 / 2 == r) {
                 largest = max(largest, sums.extract(i));
             }

@@ -77,7 +77,7 @@ fn chained_kernel<E: Float>(
             if UNIT_POS == 0u32 {
                 b_ring.release(state.stage);
             }
-            let found = row_max::<Const<32>>(scores[0]);
+            let found = row_max::<Const<32>>(scores[0], 32usize);
             let mut largest = Vector::<f32, Const<2>>::empty();
             let mut factors = Vector::<f32, Const<2>>::empty();
             let mut shifted = scores[0];

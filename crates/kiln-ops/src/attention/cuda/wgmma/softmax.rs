@@ -115,7 +115,7 @@ pub(super) fn soften<N: Size>(
     if comptime!(mask) {
         scores[0] = masked::<N>(scores[0], block, sight, forward);
     }
-    let largest = row_max::<N>(scores[0]);
+    let largest = row_max::<N>(scores[0], count);
     let mut shifts = RowPair::empty();
     let mut factors = RowPair::empty();
     let mut sums = RowPair::empty();
