@@ -131,6 +131,7 @@ fn a_killed_run_goes_on_from_its_last_checkpoint() {
     // As if killed after step 8: the checkpoint of step 6 is the last, and the log is ahead of it.
     let mut trainer = place.new_trainer("killed", &["train.eval_every=0"]);
     Memory::stopping_after(8).run(&mut trainer).unwrap();
+    drop(trainer);
     fs::remove_dir_all(place.run("killed").join("checkpoints/step-00000008")).unwrap();
     let mut trainer = place.resume("killed", &["train.eval_every=0"]).unwrap();
     assert_eq!(trainer.step(), 6);
@@ -189,6 +190,7 @@ fn a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint() {
     assert!(line.contains("step 5") && line.contains("checkpoint of step 3 is kept"), "{line}");
     assert_eq!(memory.saved, [0; 0]);
     assert_eq!(checkpoint(&place.run("run"), 3), before);
+    drop(trainer);
     assert_eq!(place.resume("run", &[]).unwrap().step(), 3);
 }
 

@@ -269,7 +269,10 @@ fn long_chains() {
                 }
                 // Not held to it yet: dz of z = 0.01i, a sum over all sites that cancels.
                 let cancels = inputs.values[3] == [0.0, f64::from(0.01f32)];
-                let rounding = of_rounding(&inputs, options, &dg, &expected);
+                // One G is 559 there.
+                let singular = inputs.values[3] == [f64::from(0.1f32); 2] && options == CAUSAL;
+                let rounding =
+                    if singular { of_rounding(&inputs, options, &dg, &expected) } else { [0.0; 4] };
                 for (i, (found, expected)) in gradients.iter().zip(&expected).enumerate() {
                     if !(i == 3 && cancels) {
                         let most = f64::max(1e-4, 4.0 * rounding[i]);

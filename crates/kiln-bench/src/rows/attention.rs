@@ -246,7 +246,7 @@ impl Operator for Row {
             case([1, 2, 1, 40, 70, 32]).with("window", 1),
             case([1, 2, 1, 45, 45, 32]).with("softcap", 1.5).with("scale", 0.5),
             case([1, 2, 1, 45, 45, 16]).with("softcap", 30).with("scale", 20).with("window", 20),
-            // Rows whose scores are all far below zero.
+            // Scores of some rows are all far below zero; these widths have blocks of 96 and of 80 keys.
             case([2, 4, 1, 20, 20, 192]).with("scale", 3),
             case([2, 4, 1, 20, 20, 256]).with("scale", 3),
             packed([1, 2, 1, 90, 90, 32], 4),

@@ -5,6 +5,7 @@ use super::disk::{DiskError, create_folder, named, replace_file};
 use super::metrics::{METRICS, MetricsError, MetricsLog};
 use super::tensorboard::EventWriter;
 use crate::config::{self, Config, ConfigError};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -26,6 +27,12 @@ pub enum RunDirError {
         /// The folder.
         path: PathBuf,
     },
+    /// Another process trains there.
+    #[error("the folder {} is in use: a run goes on in it, and has to stop first", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The filesystem refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -43,10 +50,17 @@ pub enum RunDirError {
 /// loss.svg          the loss curve, drawn from the metrics
 /// checkpoints/      step-00001000 and so on
 /// tensorboard/      the metrics as event files
+/// lock              locked by the process that trains
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir {
     root: PathBuf,
+}
+
+/// Keeps others from training in a folder, as long as it lives.
+#[derive(Debug)]
+pub struct RunLock {
+    _file: Option<File>,
 }
 
 impl RunDir {
@@ -72,6 +86,22 @@ impl RunDir {
             Ok(run)
         } else {
             Err(RunDirError::NoRun { path: run.root })
+        }
+    }
+
+    /// Takes the folder for training. On a filesystem without locks nobody is kept away.
+    ///
+    /// # Errors
+    ///
+    /// [`RunDirError::InUse`] if another has it.
+    pub fn lock(&self) -> Result<RunLock, RunDirError> {
+        let path = self.root.join("lock");
+        let file = File::options().create(true).append(true).open(&path);
+        let file = named(file, "write", &path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(RunLock { _file: Some(file) }),
+            Err(TryLockError::WouldBlock) => Err(RunDirError::InUse { path: self.root.clone() }),
+            Err(TryLockError::Error(_)) => Ok(RunLock { _file: None }),
         }
     }
 
@@ -176,6 +206,21 @@ mod tests {
         let changed = run.load_config(&["train.steps=70".into()]).expect("valid");
         run.save_config(&changed).expect("saved");
         assert_eq!(run.load_config(&[]).expect("valid").train.steps, 70);
+    }
+
+    #[test]
+    fn one_trains_in_a_folder_at_a_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = RunDir::create(folder.path(), &config()).expect("created");
+        let lock = run.lock().expect("free");
+        let line = run.lock().expect_err("taken").to_string();
+        let root = folder.path().display();
+        assert_eq!(
+            line,
+            format!("the folder {root} is in use: a run goes on in it, and has to stop first")
+        );
+        drop(lock);
+        run.lock().expect("free again");
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod tensorboard;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointStore, Latest, Rejected};
 pub use curve::CurveError;
 pub use disk::DiskError;
-pub use folder::{RunDir, RunDirError};
+pub use folder::{RunDir, RunDirError, RunLock};
 pub use manifest::Damage;
 pub use metrics::{Kind, MetricsError, MetricsLog, Record};
 pub use tensorboard::EventWriter;

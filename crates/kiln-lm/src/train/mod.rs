@@ -29,7 +29,7 @@ pub use trained::{Trained, Which};
 use crate::config::{Config, TrainConfig};
 use crate::data::{Batch, Dataset, ValidationBatches};
 use crate::model::Transformer;
-use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir};
+use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir, RunLock};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_ops::device;
@@ -47,6 +47,7 @@ pub struct Trainer {
     /// Tokens that samples continue.
     prompt: Vec<u32>,
     run: RunDir,
+    _lock: RunLock,
     store: CheckpointStore,
     metrics: MetricsLog,
     events: EventWriter,
@@ -82,9 +83,10 @@ impl Trainer {
         )?;
         // Made when everything else is known to fit.
         let run = RunDir::create(&config.train.out, &config)?;
+        let lock = run.lock()?;
         let store = run.open_checkpoints(config.train.keep)?;
         let begin = state::first(&config, &dataset, &device)?;
-        Self::open(config, dataset, run, store, prompt, begin)
+        Self::open(config, dataset, (run, lock), store, prompt, begin)
     }
 
     /// Goes on with the run in the folder `config.train.out` from its newest whole checkpoint, or
@@ -92,7 +94,7 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and if no checkpoint is whole or it is of other data or another
+    /// As [`new`](Self::new), and if another run goes on in the folder, or no checkpoint is whole or it is of other data or another
     /// model; the run stays as it is.
     pub fn resume(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
@@ -101,6 +103,7 @@ impl Trainer {
         let prompt = sample_prompt(&config, &dataset)?;
         memory::check(&config, dataset.meta.vocab_size, device)?;
         let run = RunDir::open(&config.train.out)?;
+        let lock = run.lock()?;
         let store = run.open_checkpoints(config.train.keep)?;
         let latest = store.latest()?;
         let device = device.clone().autodiff();
@@ -109,7 +112,7 @@ impl Trainer {
             None => state::first(&config, &dataset, &device)?,
         };
         run.save_config(&config)?;
-        let mut trainer = Self::open(config, dataset, run, store, prompt, begin)?;
+        let mut trainer = Self::open(config, dataset, (run, lock), store, prompt, begin)?;
         trainer.rejected = latest.rejected.iter().map(ToString::to_string).collect();
         Ok(trainer)
     }
@@ -117,7 +120,7 @@ impl Trainer {
     fn open(
         config: Config,
         dataset: Dataset,
-        run: RunDir,
+        (run, lock): (RunDir, RunLock),
         store: CheckpointStore,
         prompt: Vec<u32>,
         (replica, state): (Replica<Transformer>, State),
@@ -139,6 +142,7 @@ impl Trainer {
             dtype,
             replica,
             run,
+            _lock: lock,
             store,
             state,
             rejected: Vec::new(),

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// Whose.
+/// Whose number a unit gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Shuffle {
     /// The lane that differs in these bits.
@@ -27,8 +27,8 @@ impl Shuffle {
     }
 }
 
-/// The number of another unit. All of the plane call this; if `whole`, a device that takes PTX is told so: CubeCL asks at
-/// every shuffle which lanes are there, three instructions that wait for each other.
+/// The number of another unit. `whole`: all lanes of the plane are there and call this, on a device that takes PTX. Else
+/// CubeCL asks at every shuffle which are, three instructions that wait for each other.
 #[cube]
 pub(crate) fn shuffle(x: f32, by: u32, #[comptime] whose: Shuffle, #[comptime] whole: bool) -> f32 {
     if comptime!(whole) {

@@ -3,8 +3,7 @@
 //! A unit takes the few neighbouring items of an [`Around`], combines them, and the units of a cube scan
 //! their totals to both sides. A sequence of several blocks takes three launches: the totals of the blocks,
 //! what stands around each of them, and the blocks with that; its items are read twice. (In one launch,
-//! with tickets and flags, so that the second reading finds the items in the cache, it was slower on an H200:
-//! instructions bound it, and who waits issues none.)
+//! with tickets and flags, so that the second reading finds the items in the cache, it was slower on an H200.)
 //!
 //! The order of the combinations follows from the lengths and the device alone.
 

@@ -76,7 +76,7 @@ struct Lot {
     slots: usize,
 }
 
-/// Most groups of a lane: they follow each other, and all units wait.
+/// Groups of a lane, more only if a group would be larger than a plane: they follow each other, and all units wait.
 const SHARE: u32 = 4;
 
 impl Lot {
@@ -87,7 +87,7 @@ impl Lot {
         }
         let lanes = row.plane;
         let planes = row.units / lanes;
-        let share = planes.min(SHARE);
+        let share = planes.min(SHARE).max(planes / lanes);
         let apart = lanes + (lanes / planes).max(1);
         let slots = (row.rows * share * apart) as usize;
         Some(Self { lanes, group: planes / share, share, apart, slots })
@@ -176,6 +176,7 @@ fn siblings<C: Combine>(lanes: u32) -> usize {
 
 /// f32 of shared memory that [`total`] needs.
 pub(super) fn shared_of_total<C: Combine>(row: &RowUnits) -> usize {
+    // Never none, which no array can have.
     if row.plane > 1 { 1 } else { C::REGISTERS * row.shared() }
 }
 
@@ -308,14 +309,14 @@ fn around_groups<C: Acts>(
     descend::<C>(&mut around, &met, comptime!(row.plane));
     #[unroll]
     for i in 0..comptime!(lot.share) {
-        let (after, before) =
+        let (rightward, leftward) =
             (slot_of_share(i, lot), slot_of_share(comptime!(lot.share - 1 - i), lot));
-        let passed = read::<C>(&*memory, after, slots);
+        let passed = read::<C>(&*memory, rightward, slots);
         let left = C::act(&around.left, &passed, false);
-        let passed = read::<C>(&*memory, before, slots);
+        let passed = read::<C>(&*memory, leftward, slots);
         let right = C::act(&around.right, &passed, true);
-        write_state::<C>(&mut memory[lefts..rights], after, slots, &around.left);
-        write_state::<C>(&mut memory[rights..end], before, slots, &around.right);
+        write_state::<C>(&mut memory[lefts..rights], rightward, slots, &around.left);
+        write_state::<C>(&mut memory[rights..end], leftward, slots, &around.right);
         take(&mut around.left, &left, size);
         take(&mut around.right, &right, size);
     }

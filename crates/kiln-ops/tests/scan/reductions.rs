@@ -25,16 +25,16 @@ fn units_kernel<C: Combine>(
 ) {
     let registers = comptime!(C::REGISTERS);
     let mut memory = Shared::<[f32]>::new_slice(comptime!(registers * row.shared()));
-    let part = comptime!(registers * scan::shared(&row));
-    let mut again = Shared::<[f32]>::new_slice(comptime!(2 * part));
+    let mut again = Shared::<[f32]>::new_slice(comptime!(registers * scan::shared(&row)));
     let at = ABSOLUTE_POS * registers;
     let mut item = Array::<f32>::new(registers);
     #[unroll]
     for k in 0..registers {
         item[k] = items[at + k];
     }
-    let prefix = scan::rows::<C>(&item, &mut again[0..part], row, false);
-    let suffix = scan::rows::<C>(&item, &mut again[part..2 * part], row, true);
+    let prefix = scan::rows::<C>(&item, &mut again, row, false);
+    sync_cube();
+    let suffix = scan::rows::<C>(&item, &mut again, row, true);
     reduce::rows::<C>(&mut item, &mut memory, row);
     #[unroll]
     for k in 0..registers {

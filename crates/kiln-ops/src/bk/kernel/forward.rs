@@ -84,6 +84,7 @@ impl Around for Diagonal {
         let right = pair_of(&sides.right, 0usize);
         let mut found = by_pivots(&*held, left, right, options);
         if comptime!(span.lanes > 0) {
+            // For the compiler: see `reread`.
             sync_plane();
         }
         if !found.exact {
@@ -221,8 +222,7 @@ impl Fractions {
     /// G of a pivot from the left and what stands behind it.
     fn g(&mut self, pivot: Complex, behind: Complex) -> Complex {
         let both = minus(pivot, behind);
-        // Not larger than the pivots of both sides and α, which are within bounds.
-        let by = reciprocal(both, comptime!(self.ptx));
+        let by = self.reciprocal(both);
         self.sum += by.over;
         divided(1.0f32, both, by)
     }

@@ -104,9 +104,10 @@ impl Inputs {
         let ptx = Hardware::of(&a.tensor.client).ptx;
         let [vectors_of_a, of_b, of_c] = [&a, &b, &c].map(|of| ptx && of.begins(4));
         let vectors = of_b && of_c;
-        // Nothing else is longer than G and its cotangent, or begins before its own buffer.
-        let held = [&a, &b, &c].map(|of| of.tensor.handle.size() as usize / size_of::<f32>());
-        let longest = held.into_iter().fold(2 * a.rows * a.width, usize::max);
+        // To the ends of the inputs' buffers, of G and its cotangent, and of the records.
+        let held = [&a, &b, &c, &z].map(|of| of.tensor.handle.size() as usize / size_of::<f32>());
+        let of_row = usize::max(2 * a.width, RECORD * a.width.div_ceil(SITES));
+        let longest = held.into_iter().fold(a.rows * of_row, usize::max);
         let address = AddressType::from_len_signed(longest);
         let narrow = address == AddressType::U32;
         let causal = mode == BkMode::Causal;

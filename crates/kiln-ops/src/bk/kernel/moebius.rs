@@ -141,7 +141,7 @@ pub(super) fn product(sites: &Sites) -> Array<f32> {
                 tried[4] = sites.beta[at];
                 tried[6] = 0.0f32;
             } else if comptime!(at == 1) {
-                // Of its second column only signs are left.
+                // The second column so far is (−1, 0).
                 step_column(&mut tried, 0usize, alpha(sites, at), sites.beta[at]);
                 set(&mut tried, 1usize, scaled(alpha(sites, at), -1.0f32));
                 set(&mut tried, 3usize, Complex { re: -sites.beta[at], im: 0.0f32 });

@@ -171,8 +171,8 @@ fn runs_of(span: &Span, #[comptime] count: usize) -> Runs {
     Runs { alpha, beta: alpha + comptime!(span.lanes as usize * runs::shared(count)) }
 }
 
-/// Reads the sites again from where [`sites`] left them in `memory`, so that they take no registers in between; after a
-/// barrier, else the compiler keeps them.
+/// Reads the sites again from where [`sites`] left them in `memory`, so that they take no registers in between. A barrier
+/// has to lie in between too, else the compiler keeps them.
 #[cube]
 pub(super) fn reread(sites: &mut Sites, span: &Span, memory: &[f32]) {
     let count = comptime!(sites.count);

@@ -65,7 +65,7 @@ pub(super) fn write_pair(to: &mut [f32], at: usize, pair: Pair) {
     to[at + 3] = pair.y.im;
 }
 
-/// The vectors from the right at each of the sites, which are [`in_memory`]: four f32 each.
+/// The vectors from the right at each of the sites, which are [`in_memory`](super::sites::in_memory): four f32 each.
 #[cube]
 pub(super) fn rights(sites: &Sites, right: Pair, #[comptime] causal: bool) -> Array<f32> {
     let count = comptime!(sites.count);

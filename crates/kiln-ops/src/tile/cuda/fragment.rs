@@ -91,8 +91,8 @@ pub(crate) fn quad_sum(x: f32) -> f32 {
     sum + shuffle(sum, 2u32, Shuffle::Xor, true)
 }
 
-/// The largest of each of the two rows of a unit, over the quad that shares them. There are `count` sums: a vector
-/// holds a power of two, and what is behind them is none.
+/// The largest of each of the two rows of a unit, over the quad that shares them. There are `count` sums: the
+/// vector is padded to a power of two, with zeros that are no scores.
 #[cube]
 pub(crate) fn row_max<N: Size>(
     sums: Vector<f32, N>,
