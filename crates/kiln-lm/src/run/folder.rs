@@ -64,18 +64,23 @@ pub struct RunLock {
 }
 
 impl RunDir {
-    /// Starts a run in a folder, which is created if need be and must not hold another run.
-    pub fn create(root: impl Into<PathBuf>, config: &Config) -> Result<Self, RunDirError> {
+    /// Starts a run in a folder, which is created if need be, must not hold another run, and is locked before anything
+    /// is written.
+    pub fn create(
+        root: impl Into<PathBuf>,
+        config: &Config,
+    ) -> Result<(Self, RunLock), RunDirError> {
         let run = Self { root: root.into() };
         let text = config::to_toml(config)?;
+        create_folder(&run.root)?;
+        let lock = run.lock()?;
         for path in [run.config(), run.metrics(), run.checkpoints()] {
             if named(path.try_exists(), "look at", &path)? {
                 return Err(RunDirError::HoldsRun { path: run.root });
             }
         }
-        create_folder(&run.root)?;
         replace_file(&run.config(), text.as_bytes())?;
-        Ok(run)
+        Ok((run, lock))
     }
 
     /// Opens the folder of a run that was created before.
@@ -189,7 +194,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let root = folder.path().join("runs/x");
         assert!(matches!(RunDir::open(&root), Err(RunDirError::NoRun { .. })));
-        let run = RunDir::create(&root, &config()).expect("created");
+        let run = RunDir::create(&root, &config()).expect("created").0;
         let line = RunDir::create(&root, &config()).expect_err("taken").to_string();
         assert_eq!(
             line,
@@ -211,8 +216,9 @@ mod tests {
     #[test]
     fn one_trains_in_a_folder_at_a_time() {
         let folder = tempfile::tempdir().expect("a folder");
-        let run = RunDir::create(folder.path(), &config()).expect("created");
-        let lock = run.lock().expect("free");
+        let (run, lock) = RunDir::create(folder.path(), &config()).expect("created");
+        let again = RunDir::create(folder.path(), &config());
+        assert!(matches!(again, Err(RunDirError::InUse { .. })));
         let line = run.lock().expect_err("taken").to_string();
         let root = folder.path().display();
         assert_eq!(
@@ -240,7 +246,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_run_stand_in_its_folder() {
         let folder = tempfile::tempdir().expect("a folder");
-        let run = RunDir::create(folder.path(), &config()).expect("created");
+        let run = RunDir::create(folder.path(), &config()).expect("created").0;
         let record = Record::new(Kind::Train, 1).with("loss", 2.0);
         run.open_metrics(None).expect("opened").log(&record).expect("logged");
         run.open_tensorboard(None).expect("opened").log(&record).expect("logged");
@@ -258,6 +264,7 @@ mod tests {
             [
                 "checkpoints",
                 "config.toml",
+                "lock",
                 "loss.svg",
                 "metrics.jsonl",
                 "tensorboard",

@@ -82,8 +82,7 @@ impl Trainer {
             &config.model.skeleton(dataset.meta.vocab_size, &device),
         )?;
         // Made when everything else is known to fit.
-        let run = RunDir::create(&config.train.out, &config)?;
-        let lock = run.lock()?;
+        let (run, lock) = RunDir::create(&config.train.out, &config)?;
         let store = run.open_checkpoints(config.train.keep)?;
         let begin = state::first(&config, &dataset, &device)?;
         Self::open(config, dataset, (run, lock), store, prompt, begin)
