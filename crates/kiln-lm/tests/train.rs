@@ -133,6 +133,11 @@ fn a_killed_run_goes_on_from_its_last_checkpoint() {
     Memory::stopping_after(8).run(&mut trainer).unwrap();
     drop(trainer);
     fs::remove_dir_all(place.run("killed").join("checkpoints/step-00000008")).unwrap();
+    let Err(error) = place.resume("killed", &["train.steps=5", "schedule.warmup=1"]) else {
+        panic!("6 steps are done")
+    };
+    let line = "train.steps is 5, expected at least 6: the run has done that many";
+    assert_eq!(error.to_string(), line);
     let mut trainer = place.resume("killed", &["train.eval_every=0"]).unwrap();
     assert_eq!(trainer.step(), 6);
     let mut memory = Memory::default();

@@ -62,6 +62,14 @@ pub enum TrainError {
         /// What it is.
         found: String,
     },
+    /// The run is beyond its last step already.
+    #[error("train.steps is {steps}, expected at least {step}: the run has done that many")]
+    Beyond {
+        /// What the configuration says.
+        steps: u64,
+        /// Steps done.
+        step: u64,
+    },
     /// A loss, a gradient norm or a parameter is no finite number any more.
     #[error("step {step}: the {what} is {value}; {kept}. A lower learning rate may help")]
     Diverged {

@@ -93,8 +93,8 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and if another run goes on in the folder, or no checkpoint is whole or it is of other data or another
-    /// model; the run stays as it is.
+    /// As [`new`](Self::new), and if another run goes on in the folder, no checkpoint is whole, or it is of other data,
+    /// another model or a step beyond the last; the run stays as it is.
     pub fn resume(config: Config, dataset: Dataset, device: &Device) -> Result<Self, TrainError> {
         config.validate()?;
         check_precision(&config, device)?;
@@ -110,6 +110,10 @@ impl Trainer {
             Some(checkpoint) => state::restored(&config, &dataset, &device, checkpoint)?,
             None => state::first(&config, &dataset, &device)?,
         };
+        let (step, steps) = (begin.1.step, config.train.steps as u64);
+        if step > steps {
+            return Err(TrainError::Beyond { steps, step });
+        }
         run.save_config(&config)?;
         let mut trainer = Self::open(config, dataset, (run, lock), store, prompt, begin)?;
         trainer.rejected = latest.rejected.iter().map(ToString::to_string).collect();
