@@ -186,6 +186,7 @@ impl Operator for Row {
             case(5, 129, [5; 3]).with("max_abs", 0.3),
             case(2, 1009, [2, 1, 1]).with("mode", "causal").with("max_abs", 0.5),
             case(2, 5003, [2, 2, 1]),
+            case(1, 8501, [1; 3]),
         ]
     }
 

@@ -39,18 +39,24 @@ impl Complex {
         let small = self.size().lower_elem(least);
         let re = self.re.clone().mask_fill(small.clone(), least);
         let im = self.im.clone().mask_fill(small, 0.0);
+        // Scaled, because the gradient of a quotient has the square of the divisor.
+        let of = Self { re, im };
+        let unit = unit(&[&of]);
+        let Self { re, im } = of.map(|part| part * unit.clone());
         let square = re.clone() * re.clone() + im.clone() * im.clone();
-        Self { re: re / square.clone(), im: -im / square }
+        Self { re: re / square.clone() * unit.clone(), im: -im / square * unit }
     }
 }
 
 /// 2×2 matrices, row by row, one for each site.
 type Matrices = [Complex; 4];
 
-/// The power of two that brings the largest number into [½, 1), a constant.
+/// The power of two that brings the largest number into [½, 1), a constant; 1 where all are 0, which no gradient is to
+/// become infinite for.
 fn unit(numbers: &[&Complex]) -> Tensor<2> {
     let sizes = numbers.iter().map(|number| number.size());
     let largest = sizes.reduce(Tensor::max_pair).expect("there are some");
+    let largest = largest.clone().mask_fill(largest.equal_elem(0.0), 0.5);
     let exponent = largest.clamp(f32::MIN_POSITIVE, f32::MAX).log() / std::f32::consts::LN_2;
     (-(exponent.floor() + 1.0).clamp(-120.0, 120.0) * std::f32::consts::LN_2).exp()
 }

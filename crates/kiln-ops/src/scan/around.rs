@@ -8,6 +8,7 @@
 //! The order of the combinations follows from the lengths and the device alone.
 
 use super::row_units;
+use super::runs;
 use super::sides::{self, Acts, Sides};
 use crate::device::Hardware;
 use crate::launch;
@@ -52,7 +53,7 @@ pub trait Around: Send + Sync + 'static {
     fn load(buffers: &Self::Buffers, span: &Span, memory: &mut [f32]) -> Self::Held;
 
     /// What the items combine to.
-    fn total(held: &mut Self::Held) -> Array<f32>;
+    fn total(buffers: &Self::Buffers, span: &Span, held: &mut Self::Held) -> Array<f32>;
 
     /// Takes the states before the first item and behind the last.
     fn store(
@@ -85,6 +86,8 @@ struct Plan {
     carried: bool,
     /// f32 of shared memory for a unit.
     shared: usize,
+    /// Numbers of an item between launches are read and written in vectors, which WGSL cannot.
+    vectors: bool,
 }
 
 impl Plan {
@@ -155,14 +158,14 @@ fn totals_kernel<S: Around>(
     let mut memory = Shared::<[f32]>::new_aligned_slice(comptime!(plan.memory()), 16usize);
     let block = block(cut, plan);
     let mut held = S::load(buffers, &block.span, &mut memory);
-    let own = S::total(&mut held);
+    let own = S::total(buffers, &block.span, &mut held);
     let total = sides::total::<S::Combine>(&own, &mut shared, plan.row);
     let shares = comptime!(sides::totals(&plan.row));
     let units = comptime!(plan.row.units / shares);
     let unit = UNIT_POS_X % units;
     if unit == 0 && block.span.own {
         let at = block.part * comptime!(shares as usize) + (UNIT_POS_X / units) as usize;
-        put(totals, at, &total, comptime!(<S::Combine as Combine>::REGISTERS));
+        put(totals, at, &total, comptime!(<S::Combine as Combine>::REGISTERS), plan.vectors);
     }
 }
 
@@ -179,12 +182,12 @@ fn around_kernel<S: Around>(
     let mut memory = Shared::<[f32]>::new_aligned_slice(comptime!(plan.memory()), 16usize);
     let block = block(cut, plan);
     let mut held = S::load(&*buffers, &block.span, &mut memory);
-    let total = S::total(&mut held);
+    let total = S::total(&*buffers, &block.span, &mut held);
     let mut ends = Sides { left: S::Combine::start(), right: S::Combine::end() };
     if comptime!(plan.carried) {
         let size = comptime!(<S::Combine as Acts>::STATE);
-        ends.left = taken(before, block.part, size);
-        ends.right = taken(after, block.part, size);
+        ends.left = taken(before, block.part, size, plan.vectors);
+        ends.right = taken(after, block.part, size, plan.vectors);
     }
     let sides = sides::sides::<S::Combine>(&total, &ends, &mut shared, plan.row);
     S::store(buffers, &block.span, &mut held, &sides, &mut memory);
@@ -192,22 +195,25 @@ fn around_kernel<S: Around>(
 
 /// Item `at` of memory, whose numbers follow each other.
 #[cube]
-fn taken(memory: &[f32], at: usize, #[comptime] size: usize) -> Array<f32> {
-    let mut item = Array::<f32>::new(size);
-    #[unroll]
-    for k in 0..size {
-        item[k] = memory[at * size + k];
-    }
-    item
+fn taken(
+    memory: &[f32],
+    at: usize,
+    #[comptime] size: usize,
+    #[comptime] vectors: bool,
+) -> Array<f32> {
+    runs::run(memory, at * size, size, vectors)
 }
 
 /// Writes one, as [`taken`] reads it.
 #[cube]
-fn put(memory: &mut [f32], at: usize, item: &Array<f32>, #[comptime] size: usize) {
-    #[unroll]
-    for k in 0..size {
-        memory[at * size + k] = item[k];
-    }
+fn put(
+    memory: &mut [f32],
+    at: usize,
+    item: &Array<f32>,
+    #[comptime] size: usize,
+    #[comptime] vectors: bool,
+) {
+    runs::write_run(memory, at * size, item, 0usize, size, vectors);
 }
 
 /// The totals of blocks, with what stands around them.
@@ -222,6 +228,8 @@ struct TotalsBuffers {
     /// Totals of a block.
     #[cube(comptime)]
     shares: usize,
+    #[cube(comptime)]
+    vectors: bool,
 }
 
 #[cube]
@@ -234,11 +242,12 @@ impl<C: Acts> Around for Totals<C> {
 
     fn load(buffers: &Self::Buffers, span: &Span, _memory: &mut [f32]) -> Self::Held {
         let shares = comptime!(buffers.shares);
+        let vectors = comptime!(buffers.vectors);
         let at = (span.sequence * buffers.blocks + min(span.first, span.end - 1)) * shares;
-        let mut total = taken(&buffers.totals, at, comptime!(C::REGISTERS));
+        let mut total = taken(&buffers.totals, at, comptime!(C::REGISTERS), vectors);
         #[unroll]
         for i in 1..shares {
-            let next = taken(&buffers.totals, at + i, comptime!(C::REGISTERS));
+            let next = taken(&buffers.totals, at + i, comptime!(C::REGISTERS), vectors);
             let both = C::combine(&total, &next);
             assign::<C>(&mut total, &both);
         }
@@ -246,7 +255,7 @@ impl<C: Acts> Around for Totals<C> {
         choose::<C>(span.first < span.end, &total, &identity)
     }
 
-    fn total(held: &mut Self::Held) -> Array<f32> {
+    fn total(_buffers: &Self::Buffers, _span: &Span, held: &mut Self::Held) -> Array<f32> {
         let mut total = C::identity();
         assign::<C>(&mut total, &*held);
         total
@@ -261,16 +270,19 @@ impl<C: Acts> Around for Totals<C> {
     ) {
         if span.own && span.first < span.end {
             let at = span.sequence * buffers.blocks + span.first;
-            put(&mut buffers.before, at, &sides.left, comptime!(C::STATE));
-            put(&mut buffers.after, at, &sides.right, comptime!(C::STATE));
+            let vectors = comptime!(buffers.vectors);
+            put(&mut buffers.before, at, &sides.left, comptime!(C::STATE), vectors);
+            put(&mut buffers.after, at, &sides.right, comptime!(C::STATE), vectors);
         }
     }
 }
 
-/// Most units of a sequence of several blocks: on an H200 128 are faster than 64 and 256.
-const UNITS: u32 = 128;
 /// Most units of a sequence that is one block.
 const WIDEST: u32 = 512;
+/// Units of a block where a plane would make more than [`WIDEST`] of them, or there are none: on an H200 128 are faster
+/// than 64 and 256, and a plane, which waits for nobody, than 128.
+const UNITS: u32 = 128;
+
 /// Scans to both sides. `like` is on the device where that happens, `address` reaches the end of the
 /// buffers, and `buffers` makes the arguments of one launch.
 ///
@@ -341,6 +353,7 @@ pub unsafe fn around<S: Around>(
                 after.clone().into_buffer_arg(),
                 blocks,
                 shares,
+                plan.vectors,
             )
         });
         around_kernel::launch_unchecked::<S>(
@@ -367,10 +380,16 @@ fn plan<S: Around>(client: &Client, length: usize) -> Plan {
     let ptx = Hardware::of(client).ptx;
     let plan = |row: RowUnits| {
         let exchanges = ptx && row.units >= plane;
-        Plan { row, items: S::ITEMS, carried: false, shared: if exchanges { S::SHARED } else { 0 } }
+        let shared = if exchanges { S::SHARED } else { 0 };
+        Plan { row, items: S::ITEMS, carried: false, shared, vectors: ptx }
     };
     let wanted = length.div_ceil(S::ITEMS);
-    let most = if plane > 1 && wanted <= WIDEST as usize { WIDEST } else { UNITS };
+    let most = match (plane > 1).then(|| wanted.div_ceil(WIDEST as usize)) {
+        Some(..=1) => WIDEST,
+        // What stands around blocks is one launch then.
+        Some(units) if units <= plane as usize => plane,
+        _ => UNITS,
+    };
     let row = row_units(client, wanted, most, |row| {
         sides::shared::<S::Combine>(row) + plan(*row).memory()
     });

@@ -3,8 +3,8 @@
 use super::complex::{Complex, both_limited, complex_of, limited, plus, set};
 use super::recurrences::{Affine, CARRIED, Held, found, held, total};
 use super::sites::sites;
-use super::vectors::read_pair;
-use super::{Inputs, LARGEST, Matrix, RECORD, SITES};
+use super::steps::{Recorded, RecordedLaunch};
+use super::{Inputs, LARGEST, SITES};
 use crate::bk::BkMode;
 use crate::launch;
 use crate::reduce::{self, Sums};
@@ -48,9 +48,8 @@ pub struct Backward<B: Backend> {
 
 #[derive(CubeType, CubeLaunch)]
 struct Buffers {
-    matrix: Matrix,
+    of: Recorded,
     dg: Box<[f32]>,
-    records: Box<[f32]>,
     da: Box<[f32]>,
     db: Box<[f32]>,
     dc: Box<[f32]>,
@@ -58,8 +57,6 @@ struct Buffers {
     dz: Box<[f32]>,
     /// How many there are of a row.
     sums: usize,
-    /// Units of a row.
-    units: usize,
     cap: f32,
     #[cube(comptime)]
     wanted: [bool; 4],
@@ -85,7 +82,7 @@ impl Around for Gradients {
     const SHARED: usize = 2 * runs::shared(SITES);
 
     fn load(buffers: &Self::Buffers, span: &Span, memory: &mut [f32]) -> Self::Held {
-        let options = comptime!(buffers.matrix.options);
+        let options = comptime!(buffers.of.matrix.options);
         let mut w = Array::<f32>::new(comptime!(2 * SITES));
         let place = 2 * (span.sequence * span.end + span.first);
         let mut taken = false;
@@ -97,7 +94,7 @@ impl Around for Gradients {
                 w = read_across(&buffers.dg, place, across);
             }
         }
-        let sites = sites(&buffers.matrix, span, memory, SITES);
+        let sites = sites(&buffers.of.matrix, span, memory, SITES);
         if comptime!(span.lanes > 0) {
             let at = of_plane(span, comptime!(2 * runs::shared(SITES)));
             if taken {
@@ -122,15 +119,12 @@ impl Around for Gradients {
             let of = complex_of(&w, e);
             set(&mut w, e, both_limited(Complex { re: of.re, im: -of.im }, CARRIED));
         }
-        let last = (span.end - 1) / SITES;
-        let at = (span.sequence * buffers.units + min(span.first / SITES, last)) * RECORD;
-        let left = read_pair(&buffers.records, at);
-        let right = read_pair(&buffers.records, at + 4);
+        let (left, right) = (buffers.of.left(span), buffers.of.right(span));
         held(sites, w, left, right, buffers.cap, options)
     }
 
-    fn total(held: &mut Self::Held) -> Array<f32> {
-        total(held)
+    fn total(buffers: &Self::Buffers, span: &Span, held: &mut Self::Held) -> Array<f32> {
+        total(&buffers.of, span, held)
     }
 
     fn store(
@@ -140,7 +134,7 @@ impl Around for Gradients {
         sides: &Sides,
         memory: &mut [f32],
     ) {
-        let found = found(&*held, sides);
+        let found = found(&buffers.of, span, &*held, sides);
         let mut da = Array::<f32>::new(SITES);
         let mut sum = Complex { re: 0.0f32, im: 0.0f32 };
         #[unroll]
@@ -168,7 +162,7 @@ fn write_each(
     memory: &mut [f32],
 ) {
     let wanted = comptime!(buffers.wanted);
-    let narrow = comptime!(buffers.matrix.options.narrow);
+    let narrow = comptime!(buffers.of.matrix.options.narrow);
     let a_at = span.sequence * span.end + span.first;
     let mut written = false;
     if comptime!(span.lanes > 0) {
@@ -190,13 +184,13 @@ fn write_each(
                 if span.own {
                     let place = span.sequence * (span.end - 1) + span.first;
                     if comptime!(wanted[1]) {
-                        let row = span.sequence * buffers.matrix.c_stride + span.first;
-                        let db = couplings_across(&buffers.matrix.c, row, &q, across);
+                        let row = span.sequence * buffers.of.matrix.c_stride + span.first;
+                        let db = couplings_across(&buffers.of.matrix.c, row, &q, across);
                         write_across(&mut buffers.db, place, &db, across);
                     }
                     if comptime!(wanted[2]) {
-                        let row = span.sequence * buffers.matrix.b_stride + span.first;
-                        let dc = couplings_across(&buffers.matrix.b, row, &q, across);
+                        let row = span.sequence * buffers.of.matrix.b_stride + span.first;
+                        let dc = couplings_across(&buffers.of.matrix.b, row, &q, across);
                         write_across(&mut buffers.dc, place, &dc, across);
                     }
                 }
@@ -238,11 +232,11 @@ fn couplings_across(
 fn write_couplings(buffers: &mut Buffers, span: &Span, i: usize, q: f32) {
     let place = span.sequence * (span.end - 1) + i;
     if comptime!(buffers.wanted[1]) {
-        let db = buffers.matrix.c[span.sequence * buffers.matrix.c_stride + i] * q;
+        let db = buffers.of.matrix.c[span.sequence * buffers.of.matrix.c_stride + i] * q;
         buffers.db[place] = limited(db, LARGEST);
     }
     if comptime!(buffers.wanted[2]) {
-        let dc = buffers.matrix.b[span.sequence * buffers.matrix.b_stride + i] * q;
+        let dc = buffers.of.matrix.b[span.sequence * buffers.of.matrix.b_stride + i] * q;
         buffers.dc[place] = limited(dc, LARGEST);
     }
 }
@@ -301,15 +295,13 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
                 _ => launch::unused(&like, DType::F32).into_buffer_arg(),
             });
             BuffersLaunch::new(
-                inputs.argument(),
+                RecordedLaunch::new(inputs.argument(), records.clone().into_buffer_arg(), units),
                 dg.clone().into_buffer_arg(),
-                records.clone().into_buffer_arg(),
                 da,
                 db,
                 dc,
                 dz,
                 sums,
-                units,
                 max_abs.unwrap_or(0.0) as f32,
                 wanted,
                 vectors,

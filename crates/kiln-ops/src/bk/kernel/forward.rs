@@ -67,7 +67,7 @@ impl Around for Diagonal {
         sites(&buffers.matrix, span, memory, FORWARD)
     }
 
-    fn total(held: &mut Self::Held) -> Array<f32> {
+    fn total(_buffers: &Self::Buffers, _span: &Span, held: &mut Self::Held) -> Array<f32> {
         product(&*held)
     }
 

@@ -21,6 +21,10 @@ pub(super) const LEAST: f32 = 1.0 / (1u64 << 16) as f32;
 /// within f32.
 const MOST: f32 = (1u64 << 30) as f32;
 
+/// What a determinant has of the products that it is a difference of, 2⁻⁶, where a site counts as nearly singular:
+/// of what is no smaller few roundings are left in a gradient, 2·2⁶·2⁻²⁴ each.
+const NEARLY: f32 = 1.0 / 64.0;
+
 /// The minors from the left.
 #[derive(CubeType)]
 pub(super) struct Thetas {
@@ -59,23 +63,26 @@ pub(super) struct Divided {
     pub(super) phi: Array<f32>,
     /// φ behind each site over the same D.
     pub(super) behind: Array<f32>,
-    /// No number left the range in which f32 has them.
+    /// No number left the range in which f32 has them, and none is a difference of far larger ones.
     pub(super) exact: bool,
 }
 
-/// The largest and the smallest sizes on the way.
+/// The largest and the smallest sizes on the way, and the least by which a determinant exceeds [`NEARLY`] of its products.
 #[derive(CubeType)]
 struct Sizes {
     most: f32,
     least: f32,
+    excess: f32,
 }
 
 #[cube]
 impl Sizes {
-    /// 1/D.
-    fn over(&mut self, determinant: Complex, #[comptime] ptx: bool) -> Complex {
-        self.most = max(self.most, size(determinant));
-        self.least = min(self.least, size(determinant));
+    /// 1/D, of a difference of two numbers of the size of `product` where it is small.
+    fn over(&mut self, determinant: Complex, product: f32, #[comptime] ptx: bool) -> Complex {
+        let size = size(determinant);
+        self.most = max(self.most, size);
+        self.least = min(self.least, size);
+        self.excess = min(self.excess, size - product * f32::new(NEARLY));
         let Complex { re, im } = determinant;
         let factor = complex::over(re * re + im * im, ptx);
         Complex { re: re * factor, im: -(im * factor) }
@@ -86,6 +93,7 @@ impl Sizes {
 pub(super) fn divided(
     thetas: &Thetas,
     sites: &Sites,
+    left: Pair,
     right: Pair,
     #[comptime] causal: bool,
     #[comptime] ptx: bool,
@@ -93,7 +101,7 @@ pub(super) fn divided(
     let mut phi = Array::<f32>::new(comptime!(2 * SITES));
     let mut of_behind = Array::<f32>::new(comptime!(2 * SITES));
     let end = max(size(thetas.next.x), size(thetas.next.y));
-    let mut sizes = Sizes { most: end, least: f32::new(MOST) };
+    let mut sizes = Sizes { most: end, least: f32::new(MOST), excess: f32::new(MOST) };
     // Of what D would be without cancellation.
     let mut products = f32::new(0.0);
     let mut here = right.x;
@@ -102,13 +110,20 @@ pub(super) fn divided(
     for k in 0..SITES {
         let e = comptime!(SITES - 1 - k);
         if comptime!(causal) {
-            set(&mut phi, e, sizes.over(theta_behind(thetas, e), ptx));
+            // θ_e+1 = α_e θ_e − β_e−1 θ_e−1.
+            let mut product = size(left.y);
+            if comptime!(e > 0) {
+                let before = complex_of(&thetas.theta, comptime!(e - 1));
+                product = size(before) * f32::abs(sites.beta[comptime!(e - 1)]);
+            }
+            set(&mut phi, e, sizes.over(theta_behind(thetas, e), product, ptx));
         } else {
             let beta = sites.beta[e];
             let product = times(here, theta_behind(thetas, e));
             let other = times(behind, complex_of(&thetas.theta, e));
-            products = max(products, size(product));
-            let over = sizes.over(minus(product, scaled(other, beta)), ptx);
+            let of_product = size(product);
+            products = max(products, of_product);
+            let over = sizes.over(minus(product, scaled(other, beta)), of_product, ptx);
             set(&mut phi, e, times(here, over));
             set(&mut of_behind, e, times(behind, over));
             let next = times_less(alpha(sites, e), here, scaled(behind, beta));
@@ -122,6 +137,11 @@ pub(super) fn divided(
         sizes.most = max(sizes.most, max(size(here), size(behind)));
     }
     let floor = max(f32::new(LEAST), products * f32::new(SMALLEST));
-    let within = sizes.least > floor && sizes.most < f32::new(MOST);
-    Divided { phi, behind: of_behind, exact: within && sites.largest < f32::new(PLAIN) }
+    let mut exact = sizes.least > floor && sizes.most < f32::new(MOST);
+    exact = exact && sites.largest < f32::new(PLAIN);
+    if comptime!(ptx) {
+        // There is f64 for it.
+        exact = exact && sizes.excess > f32::new(0.0);
+    }
+    Divided { phi, behind: of_behind, exact }
 }

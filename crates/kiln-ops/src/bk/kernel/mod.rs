@@ -25,6 +25,7 @@ mod minors;
 mod moebius;
 mod recurrences;
 mod sites;
+mod steps;
 mod vectors;
 
 pub use backward::Backward;

@@ -6,16 +6,18 @@
 //! * from the right Z_j = w_j φ_j² + β_j Z_{j+1}: those behind it, Σ_i≥j w_i G_ij G_ji = θ_j² Z_j.
 //!
 //! Between units, whose minors have factors of their own, Y is carried over |v|² and Z times |v|², v being the vector
-//! from the left there. Where a number leaves f32, the unit's sites are gone through again, [carefully](super::careful).
+//! from the left there. Where a number leaves f32, or a site is nearly singular, the unit's sites are gone through again,
+//! [carefully](super::careful).
 
 use super::careful;
 use super::complex::{Complex, complex_of, limited, over, plus, plus_times, scaled, set, times};
 use super::minors::{Divided, divided, theta_behind, thetas};
 use super::sites::Sites;
+use super::steps::Recorded;
 use super::vectors::Pair;
 use super::{Options, SITES};
 use crate::reduce::Combine;
-use crate::scan::{Acts, Sides};
+use crate::scan::{Acts, Sides, Span};
 use cubecl::prelude::*;
 
 /// Cotangents and sums beyond 2⁸⁰ are limited to it: times a G that nearly is none they are f32 still.
@@ -101,7 +103,7 @@ pub(super) fn held(
 ) -> Held {
     let ptx = comptime!(options.ptx);
     let of = thetas(&sites, left);
-    let divided = divided(&of, &sites, right, comptime!(options.causal), ptx);
+    let divided = divided(&of, &sites, left, right, comptime!(options.causal), ptx);
     let after = over(squared(of.next), ptx);
     let mut held = Held {
         sites,
@@ -127,7 +129,7 @@ pub(super) fn squared(of: Pair) -> f32 {
 
 /// What the recurrences make of a unit's sites.
 #[cube]
-pub(super) fn total(held: &mut Held) -> Array<f32> {
+pub(super) fn total(of: &Recorded, span: &Span, held: &mut Held) -> Array<f32> {
     let mut total = sums(held);
     let mut size = f32::new(0.0);
     #[unroll]
@@ -137,7 +139,7 @@ pub(super) fn total(held: &mut Held) -> Array<f32> {
     // Infinities and NaN stay.
     held.divided.exact = held.divided.exact && size < f32::new(CARRIED);
     if !held.divided.exact {
-        let careful = careful::sums(&*held).total;
+        let careful = careful::sums(of, span, &*held).total;
         #[unroll]
         for k in 0..5usize {
             total[k] = careful[k];
@@ -185,7 +187,7 @@ pub(super) struct Found {
 
 /// S and Re Q of a unit's sites, within what stands around it.
 #[cube]
-pub(super) fn found(held: &Held, sides: &Sides) -> Found {
+pub(super) fn found(of: &Recorded, span: &Span, held: &Held, sides: &Sides) -> Found {
     let mut found = gradients(held, sides);
     let mut size = f32::new(0.0);
     #[unroll]
@@ -195,7 +197,7 @@ pub(super) fn found(held: &Held, sides: &Sides) -> Found {
     }
     let within = held.divided.exact && size < f32::new(CARRIED);
     if !within {
-        let careful = careful::gradients(held, sides);
+        let careful = careful::gradients(of, span, held, sides);
         #[unroll]
         for k in 0..SITES {
             found.s[comptime!(2 * k)] = careful.s[comptime!(2 * k)];
