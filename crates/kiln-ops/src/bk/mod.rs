@@ -65,10 +65,10 @@ pub struct BkOptions {
 /// Returns `[B, N, 2]` in f32. Gradients flow to all four; two runs agree bit for bit.
 ///
 /// Finite input gives finite results; only gradients of the reference that leave f32 are infinite or NaN. Where T − zI is
-/// singular to f32, a denominator is taken for no smaller than
-/// 2⁻⁴⁰ of what it would be without cancellation, so that |G| stops near 10¹² over the size of T's elements, which count
-/// as no smaller than 2⁻⁸⁰ there; numbers beyond 2¹²⁰ are limited to that, and cotangents to 2⁸⁰. Behind sites that are exactly singular by themselves and
-/// coupled to the rest by an exact 0, results are finite and no more: with Im z ≠ 0 there are none.
+/// singular to f32, a denominator is taken for no smaller than 2⁻⁴⁰ of what it would be without cancellation, so that
+/// |G| stops near 10¹² over the size of T's elements, which count as no smaller than 2⁻⁸⁰ there; numbers beyond 2¹²⁰ are
+/// limited to that, and cotangents to 2⁸⁰. Behind sites that are exactly singular by themselves and coupled to the rest
+/// by an exact 0, results are finite and no more: with Im z ≠ 0 there are none.
 ///
 /// # Errors
 ///

@@ -279,8 +279,8 @@ impl<C: Acts> Around for Totals<C> {
 
 /// Most units of a sequence that is one block.
 const WIDEST: u32 = 512;
-/// Units of a block where a plane would make more than [`WIDEST`] of them, or there are none: on an H200 128 are faster
-/// than 64 and 256, and a plane, which waits for nobody, than 128.
+/// Units of a block where blocks of a plane would be more than [`WIDEST`], or the device has no planes: on an H200 128 are
+/// faster than 64 and 256, and a plane of 32, which waits for nobody, than 128.
 const UNITS: u32 = 128;
 
 /// Scans to both sides. `like` is on the device where that happens, `address` reaches the end of the

@@ -1,5 +1,5 @@
-//! The [recurrences](super::recurrences) of units whose numbers leave f32 or that have nearly singular sites, and of
-//! those with a limit on |G| its gradient.
+//! The [recurrences](super::recurrences) of units whose numbers leave f32 or, on CUDA, that have nearly singular sites, and
+//! of those with a limit on |G| its gradient.
 //!
 //! The vectors of both recurrences are scaled at every site, by powers of two s_j. With v_j the vector from the left and x_j
 //! its first part

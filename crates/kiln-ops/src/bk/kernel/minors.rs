@@ -63,7 +63,8 @@ pub(super) struct Divided {
     pub(super) phi: Array<f32>,
     /// φ behind each site over the same D.
     pub(super) behind: Array<f32>,
-    /// No number left the range in which f32 has them, and none is a difference of far larger ones.
+    /// No number left the range in which f32 has them; nor is one a difference of far larger ones, where there is f64
+    /// to go through them again.
     pub(super) exact: bool,
 }
 

@@ -6,8 +6,8 @@
 //! * from the right Z_j = w_j φ_j² + β_j Z_{j+1}: those behind it, Σ_i≥j w_i G_ij G_ji = θ_j² Z_j.
 //!
 //! Between units, whose minors have factors of their own, Y is carried over |v|² and Z times |v|², v being the vector
-//! from the left there. Where a number leaves f32, or a site is nearly singular, the unit's sites are gone through again,
-//! [carefully](super::careful).
+//! from the left there. Where a number leaves f32 or, on CUDA, a site is nearly singular, the unit's sites are gone through
+//! again, [carefully](super::careful).
 
 use super::careful;
 use super::complex::{Complex, complex_of, limited, over, plus, plus_times, scaled, set, times};
@@ -85,7 +85,7 @@ pub(super) struct Held {
     /// w_j φ_j² of each site.
     z: Array<f32>,
     /// |v|² at the first site, and one over that behind the last.
-    pub(super) before: f32,
+    before: f32,
     after: f32,
     #[cube(comptime)]
     pub(super) options: Options,

@@ -1,8 +1,8 @@
 //! A unit's sites one by one, for the [careful](super::careful) way.
 //!
 //! What is nearly singular makes roundings large: those of a unit's vectors, and those of the records that it starts
-//! from. So both recurrences start one record further out, which they have forgotten when they reach the unit, and
-//! are in f64 where the device has it. It is rare, so it is in loops, on arrays in memory.
+//! from. So both recurrences start one record further out, which they have mostly forgotten when they reach such a
+//! site, and are in f64 on CUDA. It is rare, so it is in loops, on arrays in memory.
 
 use super::complex::{Complex, complex_of, inverse, scaled, set, size, times, unit_of};
 use super::sites::coupling;
