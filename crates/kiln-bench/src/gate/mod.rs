@@ -91,6 +91,20 @@ impl std::fmt::Display for Row {
     }
 }
 
+impl Row {
+    /// How many parts it is verified in, each by itself if need be: [`verify_part`].
+    pub fn parts(&self, fuzz: usize) -> usize {
+        parts(self.op, fuzz)
+    }
+}
+
+/// Cases of a part of a row: some make a hundred kernels, which one thread would compile.
+const CASES_OF_A_PART: usize = 12;
+
+fn parts(op: &dyn Operator, fuzz: usize) -> usize {
+    (op.cases().len() + fuzz).div_ceil(CASES_OF_A_PART).max(1)
+}
+
 /// The rows of these operators on a device, in their order.
 pub fn rows(ops: &[&'static dyn Operator], device: &Device) -> Vec<Row> {
     let mut rows = vec![];
@@ -153,6 +167,22 @@ pub fn runs(name: &str, dtype: DType, device: &Device) -> bool {
 
 /// Runs the gate for one operator and element type.
 pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
+    let mut report = verify_part(op, dtype, device, options, 0);
+    for part in 1..parts(op, options.fuzz) {
+        report.add(verify_part(op, dtype, device, options, part));
+    }
+    report
+}
+
+/// Runs one of the [parts](Row::parts) of that; their reports come to the whole by [`Report::add`]. The first part
+/// also makes the checks that one case is enough for.
+pub fn verify_part(
+    op: &dyn Operator,
+    dtype: DType,
+    device: &Device,
+    options: Options,
+    part: usize,
+) -> Report {
     let mut gate = Gate {
         op,
         dtype,
@@ -164,12 +194,20 @@ pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options
     };
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
-    for (i, case) in cases.iter().enumerate() {
+    // A part's numbers do not depend on what others drew.
+    if part > 0 {
+        gate.rng.set_stream(part as u64);
+    }
+    let own = cases.iter().enumerate().skip(part * CASES_OF_A_PART).take(CASES_OF_A_PART);
+    for (i, case) in own {
         let small = i % 2 == 0;
         gate.case(case, Layout::Allocated, !small);
         gate.case(case, Layout::Cut, small);
+        gate.report.cases += 1;
     }
-    gate.report.cases = cases.len();
+    if part > 0 {
+        return gate.report;
+    }
     if let Some(case) = cases.iter().max_by_key(|case| fuzz::moderate(case)) {
         gate.orders(case);
         gate.finite_differences(case);

@@ -146,6 +146,30 @@ impl Report {
         }
     }
 
+    /// Takes in what was found for other cases of the same row.
+    pub fn add(&mut self, other: Self) {
+        self.cases += other.cases;
+        self.plans.extend(other.plans);
+        for (checked, more) in self.checks.iter_mut().zip(other.checks) {
+            checked.outcome = match (checked.outcome, more.outcome) {
+                (Outcome::Failed, _) | (_, Outcome::Failed) => Outcome::Failed,
+                (Outcome::Passed, _) | (_, Outcome::Passed) => Outcome::Passed,
+                _ => Outcome::NotApplicable,
+            };
+            checked.runs += more.runs;
+            checked.failed += more.failed;
+            if more.worst > checked.worst {
+                (checked.worst, checked.at) = (more.worst, more.at);
+            }
+        }
+        for (check, case, what) in other.failures {
+            let kept = self.failures.iter().filter(|failure| failure.0 == check).count();
+            if kept < KEPT {
+                self.failures.push((check, case, what));
+            }
+        }
+    }
+
     /// Counts a check.
     pub(super) fn ran(&mut self, check: Check) {
         let checked = &mut self.checks[check as usize];
@@ -224,6 +248,35 @@ mod tests {
         assert_eq!((guards.outcome, guards.runs), (Outcome::NotApplicable, 0));
         assert_eq!((guards.worst, &guards.at), (None, &None));
         assert_eq!((report.failed(Check::Repeat), report.failures.len()), (6, KEPT));
+        assert!(!report.green());
+    }
+
+    #[test]
+    fn parts_come_to_the_whole() {
+        let part = |ratio: f64, plan: &str, failures: usize| {
+            let mut report =
+                Report::new("op", DType::F32, "cpu".into(), Implementation::Fused, None, true);
+            report.cases = 2;
+            report.plans.insert(plan.into());
+            report.ran(Check::Forward);
+            report.measured(Check::Forward, ratio, || plan.into());
+            for _ in 0..failures {
+                report.fail(Check::Repeat, plan, "differs".into());
+            }
+            report
+        };
+        let mut report = part(0.3, "first", 0);
+        report.add(part(0.7, "second", 3));
+        report.add(part(0.2, "first", 3));
+        let died = part(0.0, "none", 0).unfinished("it died".into());
+        report.add(died);
+        assert_eq!((report.cases, report.plans.len()), (8, 3));
+        let forward = report.checked(Check::Forward);
+        assert_eq!((forward.outcome, forward.runs, forward.failed), (Outcome::Failed, 4, 1));
+        assert_eq!((forward.worst, forward.at.as_deref()), (Some(0.7), Some("second")));
+        assert_eq!(report.failed(Check::Repeat), 6);
+        assert_eq!(report.checked(Check::Guards).outcome, Outcome::Passed);
+        assert_eq!(report.failures.len(), KEPT + 1);
         assert!(!report.green());
     }
 

@@ -52,20 +52,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say(format_args!("device: {}", opened.why));
     }
     let rows = gate::rows(&ops, &opened.device);
-    let verify = |row: &Row| {
-        let options = Options { seed: args.seed, fuzz: args.fuzz, family: row.family };
-        gate::verify(row.op, row.dtype, &opened.device, options)
+    let parts: Vec<Part> = order(&rows)
+        .into_iter()
+        .flat_map(|row| (0..rows[row].parts(args.fuzz)).map(move |part| Part { row, part }))
+        .collect();
+    let verify = |&Part { row, part }: &Part| {
+        let Row { op, dtype, family } = rows[row];
+        let options = Options { seed: args.seed, fuzz: args.fuzz, family };
+        gate::verify_part(op, dtype, &opened.device, options, part)
     };
     if args.worker {
-        worker::serve(&rows, verify)?;
+        worker::serve(&parts, verify)?;
         return Ok(ExitCode::SUCCESS);
     }
     let jobs = args.jobs.map_or_else(|| default_jobs(&opened.device), usize::from);
-    let mut board = Board::new(&rows, &opened.device);
-    if jobs.min(rows.len()) <= 1 {
-        for (i, row) in rows.iter().enumerate() {
+    let mut board = Board::new(&rows, &parts, &opened.device);
+    if jobs.min(parts.len()) <= 1 {
+        for (i, part) in parts.iter().enumerate() {
             board.show(Event::Started(i));
-            board.show(Event::Finished(i, Ok(verify(row))));
+            board.show(Event::Finished(i, Ok(verify(part))));
         }
     } else {
         let program = std::env::current_exe().context("cannot find this program")?;
@@ -76,7 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             command.args(&args.ops);
             command
         };
-        worker::share(&order(&rows), jobs, &command, |event| board.show(event));
+        worker::share(parts.len(), jobs, &command, |event| board.show(event));
     }
     let reports = board.finish();
     for report in &reports {
@@ -110,7 +115,14 @@ fn default_jobs(device: &Device) -> usize {
     cores.min(room).clamp(1, 16)
 }
 
-/// The order in which processes take rows: operators made of products first, which have the most kernels, and
+/// A part of the row of this number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Part {
+    row: usize,
+    part: usize,
+}
+
+/// The order in which rows are taken: operators made of products first, which have the most kernels, and
 /// families last, of which what runs by itself has then compiled some.
 fn order(rows: &[Row]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rows.len()).collect();

@@ -35,7 +35,7 @@ pub trait BkOps: Backend {
 /// Its gradients; not differentiable again.
 #[backend_extension(Cube, Fusion)]
 pub trait BkGradOps: Backend {
-    /// da, db, dc and dz for each row.
+    /// da, db and dc for each row, and dz in the shape of z.
     #[fusion(meta = |of| {
         let [rows, length] = sizes(&of.a);
         let couplings = f32([rows, length - 1]);
@@ -43,7 +43,7 @@ pub trait BkGradOps: Backend {
             maybe(of.wanted[0], &f32([rows, length])),
             maybe(of.wanted[1], &couplings),
             maybe(of.wanted[2], &couplings),
-            maybe(of.wanted[3], &f32([rows, 2])),
+            maybe(of.wanted[3], &f32([of.z.shape[0], 2])),
         )
     })]
     fn bk_backward(
@@ -82,13 +82,13 @@ impl<B: BkOps + BkGradOps, C: CheckpointStrategy> BkOps for Autodiff<B, C> {
 
 /// Those of all inputs, in their shapes.
 fn gradients<B: BkGradOps>(of: Backward<B>) -> [Maybe<B>; 4] {
-    let shared = [&of.b, &of.c, &of.z].map(|tensor| tensor.shape()[0] == 1);
+    let shared = [&of.b, &of.c].map(|tensor| tensor.shape()[0] == 1);
     let (da, db, dc, dz) = B::bk_backward(of);
-    let [db, dc, dz] = [db, dc, dz].map(Maybe::option);
-    let of_all = |gradient: Option<FloatTensor<B>>, shared: bool| {
-        gradient.map(|rows| if shared { B::float_sum_dim(rows, 0) } else { rows }).into()
+    let of_all = |gradient: Maybe<B>, shared: bool| {
+        let all = |rows| if shared { B::float_sum_dim(rows, 0) } else { rows };
+        gradient.option().map(all).into()
     };
-    [da, of_all(db, shared[0]), of_all(dc, shared[1]), of_all(dz, shared[2])]
+    [da, of_all(db, shared[0]), of_all(dc, shared[1]), dz]
 }
 
 /// [`bk`](fn@super::bk) through the kernels, without its checks.

@@ -1,19 +1,19 @@
-//! Rows verified side by side, in processes: an audit of the gate is alone in its process, and CubeCL
+//! Parts of rows verified side by side, in processes: an audit of the gate is alone in its process, and CubeCL
 //! compiles and launches what runs on a device on one thread.
 //!
-//! A worker is `kiln verify --worker`. It reads the number of a row from a line of stdin and stdout with the
+//! A worker is `kiln verify --worker`. It reads the number of a part from a line of stdin and answers with the
 //! report, a line of JSON on stdout. It ends with its stdin, so that none outlives the program that asks.
 
 use crate::stdout::print;
 use anyhow::Context;
-use kiln_bench::gate::{Report, Row};
+use kiln_bench::gate::Report;
 use std::io::{self, BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
-/// What happens to rows, by their numbers.
+/// What happens to parts, by their numbers.
 pub enum Event {
     /// It is being verified.
     Started(usize),
@@ -23,28 +23,28 @@ pub enum Event {
     Said(String),
 }
 
-/// What a worker does: verifies the rows that it is asked for.
-pub fn serve(rows: &[Row], verify: impl Fn(&Row) -> Report) -> anyhow::Result<()> {
+/// What a worker does: verifies the parts that it is asked for.
+pub fn serve<T>(parts: &[T], verify: impl Fn(&T) -> Report) -> anyhow::Result<()> {
     let (sender, asked) = mpsc::channel();
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {
             let _ = sender.send(line);
         }
-        // All rows are done, or nobody waits any more for the one that is being verified.
+        // All are done, or nobody waits any more for the one that is being verified.
         std::process::exit(0);
     });
     for line in asked {
-        let row = line.parse().ok().and_then(|number: usize| rows.get(number));
-        let row = row.with_context(|| format!("there is no row `{line}`"))?;
+        let part = line.parse().ok().and_then(|number: usize| parts.get(number));
+        let part = part.with_context(|| format!("there is no part `{line}`"))?;
         // On a line of its own, whatever a library has written.
-        print(format_args!("\n{}", serde_json::to_string(&verify(row))?));
+        print(format_args!("\n{}", serde_json::to_string(&verify(part))?));
     }
     Ok(())
 }
 
-/// Verifies rows in this order by `jobs` workers, which `command` starts.
+/// Verifies so many parts, in their order, by `jobs` workers, which `command` starts.
 pub fn share<C: Fn() -> Command + Sync>(
-    order: &[usize],
+    parts: usize,
     jobs: usize,
     command: &C,
     mut show: impl FnMut(Event),
@@ -52,14 +52,18 @@ pub fn share<C: Fn() -> Command + Sync>(
     let next = &AtomicUsize::new(0);
     let (events, happened) = mpsc::channel();
     thread::scope(|scope| {
-        for _ in 0..jobs.min(order.len()) {
+        for _ in 0..jobs.min(parts) {
             let events = events.clone();
             scope.spawn(move || {
                 let mut worker = None;
-                while let Some(&row) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let _ = events.send(Event::Started(row));
-                    let report = verify(row, &mut worker, command, &events);
-                    let _ = events.send(Event::Finished(row, report));
+                loop {
+                    let part = next.fetch_add(1, Ordering::Relaxed);
+                    if part >= parts {
+                        break;
+                    }
+                    let _ = events.send(Event::Started(part));
+                    let report = verify(part, &mut worker, command, &events);
+                    let _ = events.send(Event::Finished(part, report));
                 }
                 worker.map(Worker::end)
             });
@@ -71,13 +75,13 @@ pub fn share<C: Fn() -> Command + Sync>(
     });
 }
 
-/// The report of a row by a worker, which is started if there is none.
+/// The report of a part by a worker, which is started if there is none.
 ///
 /// # Errors
 ///
 /// How the worker ended.
 fn verify(
-    row: usize,
+    part: usize,
     worker: &mut Option<Worker>,
     command: &impl Fn() -> Command,
     events: &Sender<Event>,
@@ -87,7 +91,7 @@ fn verify(
         None => Worker::start(command(), events.clone())
             .map_err(|error| format!("its process does not start: {error}"))?,
     };
-    match running.verify(row) {
+    match running.verify(part) {
         Some(report) => {
             *worker = Some(running);
             Ok(report)
@@ -117,9 +121,9 @@ impl Worker {
         Ok(Self { process, stdin, stdout, said })
     }
 
-    /// The report of a row; none if the process ends before.
-    fn verify(&mut self, row: usize) -> Option<Report> {
-        writeln!(self.stdin, "{row}").ok()?;
+    /// The report of a part; none if the process ends before.
+    fn verify(&mut self, part: usize) -> Option<Report> {
+        writeln!(self.stdin, "{part}").ok()?;
         // A line that is no report is empty or of some library.
         let mut lines = self.stdout.by_ref().map_while(Result::ok);
         lines.find_map(|line| serde_json::from_str(&line).ok())
@@ -162,7 +166,7 @@ mod tests {
             command
         };
         let (mut reports, mut said) = (vec![None; 5], vec![]);
-        share(&[4, 3, 2, 1, 0], 2, &command, |event| match event {
+        share(5, 2, &command, |event| match event {
             Event::Started(row) => assert!(reports[row].is_none()),
             Event::Finished(row, report) => reports[row] = Some(report),
             Event::Said(line) => said.push(line),

@@ -53,15 +53,22 @@ struct Buffers {
     da: Box<[f32]>,
     db: Box<[f32]>,
     dc: Box<[f32]>,
-    /// The sums of S over the sites of each unit, or of each plane's.
+    /// The sums of S over the sites of each unit, or of each plane's, of all rows if z is one for all: the real
+    /// parts, then the imaginary ones.
     dz: Box<[f32]>,
-    /// How many there are of a row.
-    sums: usize,
+    dz_places: Places,
     cap: f32,
     #[cube(comptime)]
     wanted: [bool; 4],
     #[cube(comptime)]
     vectors: Vectors,
+}
+
+/// The distances between rows, and between the parts of numbers.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Places {
+    row: usize,
+    part: usize,
 }
 
 /// Which rows begin where vectors may.
@@ -251,24 +258,28 @@ fn write_sum(buffers: &mut Buffers, span: &Span, sum: Complex) {
     let mut writes = span.own && span.first < span.end;
     if comptime!(span.lanes > 0) {
         // Units that shuffle have to be together again; those past the end add 0.
-        sync_cube();
+        sync_plane();
         reduce::plane::<Sums<2>>(&mut of_z, span.lanes, true);
         at /= comptime!(span.lanes as usize);
         let lane = UNIT_POS_X % comptime!(span.lanes);
         writes = writes && lane == 0;
     }
     if writes {
-        let place = 2 * span.sequence * buffers.sums + at;
+        let place = span.sequence * buffers.dz_places.row + at;
         buffers.dz[place] = of_z[0];
-        buffers.dz[place + buffers.sums] = of_z[1];
+        buffers.dz[place + buffers.dz_places.part] = of_z[1];
     }
 }
 
-/// The gradients of a, b, c and z for each row, as far as they are wanted.
+/// Sums of dz that one launch adds up.
+const FEW: usize = 8192;
+
+/// The gradients of a, b and c for each row and that of z, as far as they are wanted.
 pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let Backward { op, dg, a, b, c, z, records, mode, max_abs, wanted } = of;
     let inputs = Inputs::new([a, b, c, z], mode, max_abs.is_some());
     let (rows, length) = (inputs.a.rows, inputs.a.width);
+    let shared = inputs.z.rows == 1;
     let like = inputs.a.tensor.clone();
     let (dg, records) = (into_contiguous(dg), into_contiguous(records));
     let units = length.div_ceil(SITES);
@@ -281,8 +292,9 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
         output(0, "da", Shape::new([rows, length])),
         output(1, "db", couplings()),
         output(2, "dc", couplings()),
-        output(3, "sums of dz", Shape::new([rows, 2, sums])),
+        output(3, "sums of dz", Shape::new([2, rows, sums])),
     ];
+    let (row, part) = if shared { (sums, rows * sums) } else { (2 * sums, sums) };
     let request = AroundRequest { op, sequences: rows, length };
     let begin = |size: usize| inputs.options.ptx && (rows == 1 || length.is_multiple_of(size));
     let offset = dg.handle.offset_start.unwrap_or(0);
@@ -301,7 +313,7 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
                 db,
                 dc,
                 dz,
-                sums,
+                PlacesLaunch::new(row, part),
                 max_abs.unwrap_or(0.0) as f32,
                 wanted,
                 vectors,
@@ -309,8 +321,19 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
         });
     }
     let [da, db, dc, dz] = outputs;
-    let summed = |dz: CubeTensor| {
-        CubeBackend::float_reshape(CubeBackend::float_sum_dim(dz, 2), Shape::new([rows, 2]))
+    [da, db, dc, dz.map(|sums| summed(sums, shared))]
+}
+
+/// dz of its sums: `[1, 2]` if z is one for all rows, else `[B, 2]`.
+fn summed(sums: CubeTensor, shared: bool) -> CubeTensor {
+    let [_, rows, count] = sums.meta.shape().dims();
+    let sum_last = |of: CubeTensor, shape: [usize; 2]| {
+        CubeBackend::float_sum_dim(CubeBackend::float_reshape(of, Shape::new(shape)), 1)
     };
-    [da, db, dc, dz.map(summed)]
+    let sums = match shared {
+        true if rows * count <= FEW => sum_last(sums, [2, rows * count]),
+        true => sum_last(sum_last(sums, [2 * rows, count]), [2, rows]),
+        false => sum_last(sums, [2 * rows, count]),
+    };
+    CubeBackend::float_reshape(sums, Shape::new([if shared { 1 } else { rows }, 2]))
 }

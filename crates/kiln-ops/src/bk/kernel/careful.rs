@@ -65,7 +65,8 @@ pub(super) struct Sums {
 #[cube]
 pub(super) fn sums(of: &Recorded, span: &Span, held: &Held) -> Sums {
     let options = comptime!(held.options);
-    let sites = in_memory(&held.sites);
+    let number = held.sites.number;
+    let beta = copy(&held.sites.beta, SITES);
     let w = copy(&held.w, comptime!(2 * SITES));
     let mut steps = Array::<f32>::new(STEPS);
     if comptime!(options.ptx) {
@@ -77,10 +78,10 @@ pub(super) fn sums(of: &Recorded, span: &Span, held: &Held) -> Sums {
     let mut of_gamma = Array::<f32>::new(SITES);
     let mut carried = Complex { re: 0.0f32, im: 0.0f32 };
     let mut product = 1.0f32;
-    for e in 0..sites.number {
+    for e in 0..number {
         let site = step(&steps, e);
         let w = complex_of(&w, e);
-        let gamma = limited(sites.beta[e] * site.scale * site.scale, CARRIED);
+        let gamma = limited(beta[e] * site.scale * site.scale, CARRIED);
         let y = plus(times(w, times(site.x, site.x)), carried);
         carried = scaled(both_limited(y, CARRIED), gamma);
         product = limited(product * gamma, CARRIED);
@@ -88,11 +89,11 @@ pub(super) fn sums(of: &Recorded, span: &Span, held: &Held) -> Sums {
         of_gamma[e] = gamma;
     }
     let before = squared(first(&steps));
-    let end = squared(step(&steps, sites.number - 1).next);
+    let end = squared(step(&steps, number - 1).next);
     let after = over(max(end, f32::new(SMALLEST)), comptime!(options.ptx));
     let mut z = Complex { re: 0.0f32, im: 0.0f32 };
-    for k in 0..sites.number {
-        let e = sites.number - 1 - k;
+    for k in 0..number {
+        let e = number - 1 - k;
         z = both_limited(plus(complex_of(&of_z, e), scaled(z, of_gamma[e])), CARRIED);
     }
     let mut total = Array::<f32>::new(5usize);

@@ -113,8 +113,11 @@ fn from_right<P: Float>(at: &mut Array<P>, site: &Array<P>) {
     normalise::<P>(at);
 }
 
-/// f32 of the sites of a unit.
-pub(super) const STEPS: usize = 2 * (6 * SITES + 2);
+/// Complex numbers of a site: x, the vector behind it, g, h, and the scale of the step.
+const STEP: usize = 6;
+
+/// f32 of the sites of a unit, behind which the vector before them stands.
+pub(super) const STEPS: usize = 2 * (STEP * SITES + 2);
 
 /// The sites of a unit, as [`step`] and [`first`] read them.
 #[cube]
@@ -153,8 +156,8 @@ pub(super) fn steps<P: Float>(of: &Recorded, span: &Span, steps: &mut Array<f32>
     for k in 0..(unit - outer) * number {
         from_left::<P>(&mut at, &site::<P>(&of.matrix, span, outer * SITES + k));
     }
-    set(steps, comptime!(6 * SITES), rounded::<P>(at[0], at[1]));
-    set(steps, comptime!(6 * SITES + 1), rounded::<P>(at[2], at[3]));
+    set(steps, comptime!(STEP * SITES), rounded::<P>(at[0], at[1]));
+    set(steps, comptime!(STEP * SITES + 1), rounded::<P>(at[2], at[3]));
     for e in 0..number {
         let x = rounded::<P>(at[0], at[1]);
         let scale = from_left::<P>(&mut at, &site::<P>(&of.matrix, span, span.first + e));
@@ -169,29 +172,29 @@ pub(super) fn steps<P: Float>(of: &Recorded, span: &Span, steps: &mut Array<f32>
         );
         let phi = rounded::<P>(phi_re, phi_im);
         let behind = rounded::<P>(behind_re, behind_im);
-        set(steps, 6 * e, x);
-        set(steps, 6 * e + 1, rounded::<P>(at[0], at[1]));
-        set(steps, 6 * e + 2, rounded::<P>(at[2], at[3]));
-        set(steps, 6 * e + 3, times(phi, over));
-        set(steps, 6 * e + 4, scaled(times(behind, over), -1.0f32));
-        set(steps, 6 * e + 5, Complex { re: scale, im: 0.0f32 });
+        set(steps, STEP * e, x);
+        set(steps, STEP * e + 1, rounded::<P>(at[0], at[1]));
+        set(steps, STEP * e + 2, rounded::<P>(at[2], at[3]));
+        set(steps, STEP * e + 3, times(phi, over));
+        set(steps, STEP * e + 4, scaled(times(behind, over), -1.0f32));
+        set(steps, STEP * e + 5, Complex { re: scale, im: 0.0f32 });
     }
 }
 
 /// The vector before the first site.
 #[cube]
 pub(super) fn first(steps: &Array<f32>) -> Pair {
-    pair_of(steps, comptime!(3 * SITES))
+    pair_of(steps, comptime!(STEP / 2 * SITES))
 }
 
 /// Site `e`.
 #[cube]
 pub(super) fn step(steps: &Array<f32>, e: usize) -> Site {
     Site {
-        x: complex_of(steps, 6 * e),
-        next: Pair { x: complex_of(steps, 6 * e + 1), y: complex_of(steps, 6 * e + 2) },
-        scale: steps[12 * e + 10],
-        g: complex_of(steps, 6 * e + 3),
-        h: complex_of(steps, 6 * e + 4),
+        x: complex_of(steps, STEP * e),
+        next: Pair { x: complex_of(steps, STEP * e + 1), y: complex_of(steps, STEP * e + 2) },
+        scale: complex_of(steps, STEP * e + 5).re,
+        g: complex_of(steps, STEP * e + 3),
+        h: complex_of(steps, STEP * e + 4),
     }
 }

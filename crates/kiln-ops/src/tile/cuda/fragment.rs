@@ -113,24 +113,6 @@ pub(crate) fn row_max<N: Size>(
     rows
 }
 
-/// The sum of each of the two rows of a unit, over the quad that shares them; in a fixed order.
-#[cube]
-pub(crate) fn row_sum<N: Size>(sums: Vector<f32, N>) -> Vector<f32, Const<2>> {
-    let mut rows = Vector::<f32, Const<2>>::empty();
-    #[unroll]
-    for r in 0..2usize {
-        let mut sum = f32::new(0.0);
-        #[unroll]
-        for i in 0..N::value() {
-            if comptime!(i % 4 / 2 == r) {
-                sum += sums.extract(i);
-            }
-        }
-        rows.insert(r, quad_sum(sum));
-    }
-    rows
-}
-
 /// Each row times its factor.
 #[cube]
 pub(crate) fn scale_rows<N: Size>(
@@ -145,28 +127,28 @@ pub(crate) fn scale_rows<N: Size>(
     scaled
 }
 
-/// Columns `64 · block ..` of the sums, rounded, as the left operand of a product over them: the layouts of
+/// The first `2 · pairs` sums rounded, in pairs, as the left operand of a product over their columns: the layouts of
 /// accumulators and of operands in registers are one.
 #[cube]
-pub(crate) fn operand<N: Size>(
+pub(crate) fn operand<N: Size, P: Size>(
     sums: Vector<f32, N>,
-    #[comptime] block: usize,
+    #[comptime] pairs: usize,
     #[comptime] float: Float16,
-) -> Vector<u32, Const<16>> {
-    let rounded: Vector<u32, Const<16>>;
+) -> Vector<u32, P> {
+    let held = P::value();
+    let rounded: Vector<u32, P>;
     gpu_asm!(
         "// {o} {i}", "{body}",
-        o = out(_) rounded, i = in(_) sums, body = const round(float, block)
+        o = out(_) rounded, i = in(_) sums, body = const round(float, held, pairs)
     );
     rounded
 }
 
-/// Pairs of neighbouring elements of inputs `%16..` as outputs `%0..%15`.
-fn round(float: Float16, block: usize) -> String {
+/// Rounds pairs of neighbouring elements of the inputs, which follow `held` outputs.
+fn round(float: Float16, held: usize, pairs: usize) -> String {
     let pair = |i: usize| {
-        let first = 16 + 32 * block + 2 * i;
-        let [high, low] = [first + 1, first];
+        let [high, low] = [held + 2 * i + 1, held + 2 * i];
         format!("cvt.rn.{}x2.f32 %{i}, %{high}, %{low};\n", float.name())
     };
-    (0..16).map(pair).collect()
+    (0..pairs).map(pair).collect()
 }

@@ -57,7 +57,12 @@ fn chained_kernel<E: Float>(
         }
     } else {
         let scores_op = comptime!(Wgmma { float, n: 64, a_transposed: false, b_transposed: false });
-        let values_op = comptime!(Wgmma { float, n: 64, a_transposed: false, b_transposed: true });
+        let values = comptime!(WgmmaChain {
+            op: Wgmma { float, n: 64, a_transposed: false, b_transposed: true },
+            steps: 4,
+            a_block: 0,
+            b_block: 0
+        });
         let mut total = Array::<Vector<f32, Const<32>>>::new(1usize);
         total[0] = Vector::new(0.0f32);
         let mut rows = Array::<Vector<f32, Const<2>>>::new(2usize);
@@ -94,23 +99,34 @@ fn chained_kernel<E: Float>(
             }
             scores[0] = shifted;
             rows[0] = largest;
-            rows[1] = rows[1] * factors + row_sum::<Const<32>>(scores[0]);
+            let mut sums = rows[1] * factors;
+            #[unroll]
+            for i in 0..32usize {
+                let r = comptime!(i % 4 / 2);
+                sums.insert(r, sums.extract(r) + scores[0].extract(i));
+            }
+            rows[1] = sums;
             total[0] = scale_rows::<Const<32>>(total[0], factors);
             // An element of an array is passed by value.
             let mut weights = Array::<Vector<u32, Const<16>>>::new(1usize);
-            weights[0] = operand::<Const<32>>(scores[0], 0usize, float);
+            weights[0] = operand::<Const<32>, Const<16>>(scores[0], 16usize, float);
             c_ring.wait(state.stage, state.phase);
             let c_desc = descriptor(c_base + state.stage * BLOCK, 512u32);
-            total[0] = wgmma_issue_registers::<Const<32>>(total[0], weights[0], c_desc, values_op);
+            total[0] =
+                wgmma_chain_registers::<Const<32>, Const<16>>(total[0], weights[0], c_desc, values);
             wgmma_commit();
-            total[0] = wgmma_wait::<Const<32>>(total[0], 0u32, values_op);
+            total[0] = wgmma_wait::<Const<32>>(total[0], 0u32, comptime!(values.op));
             if UNIT_POS == 0u32 {
                 c_ring.release(state.stage);
             }
             state.advance(2u32);
         }
-        let one = Vector::<f32, Const<2>>::new(1.0f32);
-        total[0] = scale_rows::<Const<32>>(total[0], one / rows[1]);
+        let mut factors = Vector::<f32, Const<2>>::empty();
+        #[unroll]
+        for r in 0..2usize {
+            factors.insert(r, 1.0f32 / quad_sum(rows[1].extract(r)));
+        }
+        total[0] = scale_rows::<Const<32>>(total[0], factors);
         let (row, col) = origin(UNIT_POS);
         #[unroll]
         for i in 0..32usize {

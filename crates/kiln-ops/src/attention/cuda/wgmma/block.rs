@@ -2,8 +2,8 @@
 
 use super::places::Places;
 use super::plan::Forward;
-use super::softmax::{RowPair, Sight, rounded, settle, soften};
-use crate::tile::cuda::fragment::scale_rows;
+use super::softmax::{RowPair, Sight, settle, soften};
+use crate::tile::cuda::fragment::{operand, scale_rows};
 use crate::tile::cuda::pipeline::{PipelineState, Ring};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -151,7 +151,7 @@ pub(super) fn begin_block<S: Size, W: Size>(
     scores[0] = wgmma_wait::<S>(scores[0], 0u32, comptime!(forward.scores().op));
     release_keys(me, rings, reading, forward);
     let _factors = soften::<S>(&mut scores, stats, block, sight, places, true, forward);
-    weights[0] = rounded::<S, W>(scores[0], forward);
+    weights[0] = operand::<S, W>(scores[0], comptime!(forward.weights()), comptime!(forward.float));
 }
 
 /// The weights of the next block, while those of the one before are multiplied with their values.
@@ -185,7 +185,7 @@ pub(super) fn step<S: Size, W: Size, O: Size>(
     out[0] = wgmma_wait::<O>(out[0], 0u32, comptime!(forward.values().op));
     release_values(me, rings, reading, forward);
     out[0] = scale_rows::<O>(out[0], factors);
-    weights[0] = rounded::<S, W>(scores[0], forward);
+    weights[0] = operand::<S, W>(scores[0], comptime!(forward.weights()), comptime!(forward.float));
 }
 
 /// The values of the last block of a tile.

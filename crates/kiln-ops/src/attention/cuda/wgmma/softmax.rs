@@ -181,27 +181,3 @@ pub(super) fn log_sum_exp(shifts: RowPair, totals: RowPair, #[comptime] r: usize
     let total = totals.extract(r);
     select(total == 0.0f32, f32::new(f32::INFINITY), shifts.extract(r) + log2(total))
 }
-
-/// The weights rounded, in pairs, as the left operand of the product with the values: the layouts of accumulators
-/// and of operands in registers are one.
-#[cube]
-pub(super) fn rounded<N: Size, P: Size>(
-    weights: Vector<f32, N>,
-    #[comptime] forward: Forward,
-) -> Vector<u32, P> {
-    let rounded: Vector<u32, P>;
-    gpu_asm!(
-        "// {o} {i}", "{body}",
-        o = out(_) rounded, i = in(_) weights, body = const round(forward)
-    );
-    rounded
-}
-
-fn round(forward: Forward) -> String {
-    let first = forward.weights_held();
-    let pair = |i: usize| {
-        let [high, low] = [first + 2 * i + 1, first + 2 * i];
-        format!("cvt.rn.{}x2.f32 %{i}, %{high}, %{low};\n", forward.float.name())
-    };
-    (0..forward.weights()).map(pair).collect()
-}

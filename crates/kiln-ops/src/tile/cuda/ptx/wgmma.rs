@@ -41,9 +41,8 @@ impl Wgmma {
     }
 
     /// Four steps of 16 along a block of 64 of K; operands `da`, `db`, predicate `p` in scope. A step
-    /// is 32 bytes along a row where K is contiguous, else 16 rows of 128 bytes. Of A in registers, four of
-    /// 32 bits for each step, the numbers begin at `registers`.
-    fn issue(&self, registers: Option<usize>) -> String {
+    /// is 32 bytes along a row where K is contiguous, else 16 rows of 128 bytes.
+    fn issue(&self) -> String {
         let (n, float) = (self.sums(), self.float.name());
         let (ta, tb) = (u32::from(self.a_transposed), u32::from(self.b_transposed));
         let mut text: String =
@@ -51,22 +50,13 @@ impl Wgmma {
         text += "wgmma.fence.sync.aligned;\n";
         let sums = list(n, |i| format!("%{i}"));
         for step in 0..4 {
-            let (a, transposed) = match registers {
-                Some(first) => {
-                    let a = list(4, |i| format!("%{}", first + 4 * step + i));
-                    (format!("{{{a}}}"), format!("{tb}"))
-                }
-                None => ("da".to_string(), format!("{ta}, {tb}")),
-            };
             text += &format!(
-                "wgmma.mma_async.sync.aligned.m64n{}k16.f32.{float}.{float} {{{sums}}}, {a}, db, p, 1, 1, {transposed};\n",
+                "wgmma.mma_async.sync.aligned.m64n{}k16.f32.{float}.{float} {{{sums}}}, da, db, p, 1, 1, {ta}, {tb};\n",
                 self.n
             );
             if step < 3 {
-                if registers.is_none() {
-                    text += &format!("add.s64 da, da, {};\n", 2 + 126 * ta);
-                }
-                text += &format!("add.s64 db, db, {};\n", 2 + 126 * tb);
+                let [a, b] = [ta, tb].map(|transposed| 2 + 126 * transposed);
+                text += &format!("add.s64 da, da, {a};\nadd.s64 db, db, {b};\n");
             }
         }
         text
@@ -93,27 +83,7 @@ pub(crate) fn wgmma_issue<N: Size>(
         "{{ .reg .pred p; .reg .b64 da, db; // {o} {i}",
         "mov.b64 da, {a}; mov.b64 db, {b}; setp.eq.u64 p, da, da;",
         "{body} }}",
-        o = out(_) next, i = in(_) sums, a = in(_) a, b = in(_) b, body = const op.issue(None)
-    );
-    next
-}
-
-/// Begins sums + A·B over a block of 64 of K, A in registers as
-/// [`operand`](crate::tile::cuda::fragment::operand) makes it, B in shared memory, by a warpgroup.
-#[cube]
-pub(crate) fn wgmma_issue_registers<N: Size>(
-    sums: Vector<f32, N>,
-    a: Vector<u32, Const<16>>,
-    b: u64,
-    #[comptime] op: Wgmma,
-) -> Vector<f32, N> {
-    let next: Vector<f32, N>;
-    gpu_asm!(
-        "{{ .reg .pred p; .reg .b64 db; // {o} {i} {a}",
-        "mov.b64 db, {b}; setp.eq.u64 p, db, db;",
-        "{body} }}",
-        o = out(_) next, i = in(_) sums, a = in(_) a, b = in(_) b,
-        body = const op.issue(Some(2 * op.held()))
+        o = out(_) next, i = in(_) sums, a = in(_) a, b = in(_) b, body = const op.issue()
     );
     next
 }
