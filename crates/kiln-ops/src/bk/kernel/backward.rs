@@ -272,7 +272,7 @@ fn write_sum(buffers: &mut Buffers, span: &Span, sum: Complex) {
 }
 
 /// Sums of dz that one launch adds up.
-const FEW: usize = 8192;
+const FEW: usize = 256;
 
 /// The gradients of a, b and c for each row and that of z, as far as they are wanted.
 pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
