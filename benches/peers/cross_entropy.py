@@ -16,15 +16,19 @@ def wide(logits, targets):
 
 
 def told(count, function):
-    """Liger asks the device how many targets count, which waits for the device and cannot be recorded. Here all
-    of them count, and it is told so."""
+    """Liger asks the device how many targets count and whether they are classes, which waits for the device and cannot
+    be recorded. Here all of them count and are, and it is told so."""
+    answers = {"item": lambda _: count, "__bool__": lambda _: True}
 
     def run(*inputs):
-        ask, torch.Tensor.item = torch.Tensor.item, lambda _: count
+        asks = {name: getattr(torch.Tensor, name) for name in answers}
         try:
+            for name, answer in answers.items():
+                setattr(torch.Tensor, name, answer)
             return function(*inputs)
         finally:
-            torch.Tensor.item = ask
+            for name, ask in asks.items():
+                setattr(torch.Tensor, name, ask)
 
     return run
 
