@@ -240,6 +240,13 @@ fn a_run_does_not_go_on_with_other_data_or_another_model() {
     assert!(other.contains("model.safetensors") && other.contains("expected"), "{other}");
     let other = error(&["model.layers=3"]);
     assert!(other.contains("no tensor for the parameter `blocks.2"), "{other}");
+    // As many of each letter, in another order.
+    let path = place.path().join("text.txt");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.chars().rev().collect::<String>()).unwrap();
+    let other = error(&[]);
+    assert!(other.contains("the hash of the tokens was"), "{other}");
+    fs::write(&path, text).unwrap();
     assert_eq!(files(), before);
     assert_eq!(place.resume("run", &[]).unwrap().step(), 1);
 }

@@ -90,12 +90,21 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     if !args.resume {
         return Ok(config::load(&args.config, &args.set)?);
     }
-    // The file only says where the run is: nothing else of it counts, so it may be wrong.
-    let out = config::run_folder(&args.config, &args.set)?;
+    // The file only says where the run is: nothing else of it counts, so it may be wrong. That in the folder of a run
+    // means the folder that it is in, which may be a copy.
+    let given = args.set.iter().any(|set| config::names_folder(set));
+    let out = match RunDir::of_config(&args.config).filter(|_| !given) {
+        Some(out) => out,
+        None => config::run_folder(&args.config, &args.set)?,
+    };
     let run = RunDir::open(&out)?;
     let mut saved = run.load_config(&args.set)?;
     saved.train.out = out; // the folder may have moved
-    if config::load(&args.config, &args.set).is_ok_and(|config| config != saved) {
+    let file = config::load(&args.config, &args.set).map(|mut config| {
+        config.train.out.clone_from(&saved.train.out);
+        config
+    });
+    if file.is_ok_and(|config| config != saved) {
         say(format_args!(
             "note: {} differs from {}, which the run was started with and which counts",
             args.config.display(),

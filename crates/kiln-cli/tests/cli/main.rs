@@ -68,6 +68,18 @@ fn error(place: &Path, args: &[&str]) -> String {
     lines[0].to_string()
 }
 
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
 #[test]
 fn trains_resumes_and_generates() {
     let place = place();
@@ -99,6 +111,17 @@ fn trains_resumes_and_generates() {
     let gone = ["train", "gone.toml", "--device", "cpu", "--resume", "--set"];
     let (status, _, err) = kiln(place, &[&gone[..], &["train.out=runs/test"]].concat());
     assert!(status == 0 && err.contains("finished at step 9"), "{err}");
+    // A copy of a run is a run of its own, whatever its configuration says.
+    let copied = place.join("runs/copy");
+    copy(&place.join("runs/test"), &copied);
+    let resume = ["train", "runs/copy/config.toml", "--device", "cpu", "--resume"];
+    let (status, _, err) = kiln(place, &[&resume[..], &["--set", "train.steps=10"]].concat());
+    assert!(status == 0 && err.contains("step 10/10: loss "), "{err}");
+    let (status, _, err) = kiln(place, &resume);
+    assert!(status == 0 && err.contains("finished at step 10"), "{err}");
+    let (status, _, err) = kiln(place, &[&train[..], &["--resume"]].concat());
+    assert!(status == 0 && err.contains("finished at step 9"), "{err}");
+
     let line = error(place, &[&train[..], &["--resume", "--set", "model.width=17"]].concat());
     assert!(line.contains("model.width is 17"), "{line}");
 

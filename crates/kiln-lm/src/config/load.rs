@@ -106,11 +106,7 @@ pub fn run_folder(path: &Path, overrides: &[String]) -> Result<PathBuf, ConfigEr
         out: Option<PathBuf>,
     }
 
-    let names_it = |given: &&String| {
-        let key = given.split('=').next().unwrap_or_default();
-        key.split('.').map(str::trim).eq(["train", "out"])
-    };
-    let overrides: Vec<String> = overrides.iter().filter(names_it).cloned().collect();
+    let overrides: Vec<String> = overrides.iter().filter(|set| names_folder(set)).cloned().collect();
     let text = if overrides.is_empty() { read(path)? } else { String::new() };
     let origin = path.display().to_string();
     let mut source = Source { text: &text, origin: &origin, overrides: Vec::new() };
@@ -119,6 +115,12 @@ pub fn run_folder(path: &Path, overrides: &[String]) -> Result<PathBuf, ConfigEr
     let found = OnlyTrain::deserialize(toml::Deserializer::from(root))
         .map_err(|error| source.explain(&table, &error))?;
     Ok(found.train.out.unwrap_or_else(|| TrainConfig::default().out))
+}
+
+/// Whether an override names the folder of the run.
+pub fn names_folder(set: &str) -> bool {
+    let key = set.split('=').next().unwrap_or_default();
+    key.split('.').map(str::trim).eq(["train", "out"])
 }
 
 /// The whole configuration as TOML, defaults included; [`parse`] reads it back to an equal one.

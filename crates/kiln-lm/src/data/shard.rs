@@ -4,6 +4,7 @@ use super::error::DataError;
 use memmap2::Mmap;
 use std::fs::File;
 use std::io::{BufWriter, Seek, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +12,8 @@ const MAGIC: &[u8; 8] = b"KILNTOKS";
 const VERSION: u32 = 1;
 /// Magic, version (u32), bytes of a token (u32), count (u64), BLAKE3 of the tokens, zeros.
 const HEADER: usize = 64;
+/// Where a header has the hash of the tokens.
+const HASH: Range<usize> = 24..56;
 
 /// A memory-mapped sequence of tokens. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -68,7 +71,7 @@ impl TokenShard {
             let reason = format!("{} bytes do not hold {count} tokens", tokens.len());
             return Err(DataError::corrupt(path, reason));
         }
-        if blake3::hash(tokens).as_bytes()[..] != header[24..56] {
+        if blake3::hash(tokens).as_bytes()[..] != header[HASH] {
             return Err(corrupt("its checksum does not match"));
         }
         let len = tokens.len() / width as usize;
@@ -84,6 +87,11 @@ impl TokenShard {
                 vocab_size,
             }),
         }
+    }
+
+    /// BLAKE3 of the tokens, as the file has them.
+    pub fn hash(&self) -> &[u8] {
+        &self.map[HASH]
     }
 
     /// Number of tokens.

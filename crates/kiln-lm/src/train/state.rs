@@ -43,16 +43,21 @@ pub(super) struct DataId {
     train_tokens: u64,
     validation_tokens: u64,
     pub(super) vocab_size: usize,
+    /// BLAKE3 of the hashes of both splits; checkpoints of Kiln before 2026-11-25 have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tokens_hash: Option<String>,
 }
 
 impl DataId {
     pub(super) fn of(dataset: &Dataset) -> Self {
         let meta = &dataset.meta;
+        let hashes = [dataset.train.hash(), dataset.validation.hash()].concat();
         Self {
             tokenizer_hash: meta.tokenizer_hash.clone(),
             train_tokens: meta.train_tokens,
             validation_tokens: meta.validation_tokens,
             vocab_size: meta.vocab_size,
+            tokens_hash: Some(blake3::hash(&hashes).to_hex().to_string()),
         }
     }
 
@@ -64,8 +69,12 @@ impl DataId {
         };
         differ("the tokenizer's hash", &self.tokenizer_hash, &found.tokenizer_hash)?;
         differ("the number of training tokens", &self.train_tokens, &found.train_tokens)?;
-        let (saved, found) = (&self.validation_tokens, &found.validation_tokens);
-        differ("the number of validation tokens", saved, found)
+        let [before, now] = [self, found].map(|data| data.validation_tokens);
+        differ("the number of validation tokens", &before, &now)?;
+        match (&self.tokens_hash, &found.tokens_hash) {
+            (Some(before), Some(now)) => differ("the hash of the tokens", before, now),
+            _ => Ok(()),
+        }
     }
 }
 
