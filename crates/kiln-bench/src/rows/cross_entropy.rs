@@ -12,6 +12,13 @@ use kiln_ops::cross_entropy::{CrossEntropyOptions, cross_entropy};
 
 pub(crate) struct Row;
 
+/// Of both cross-entropies.
+pub(super) const ATTRIBUTES: &[Attribute] = &[
+    Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer },
+    Attribute { name: "label_smoothing", default: "0", kind: Kind::AtLeast(0.0) },
+    Attribute { name: "z_loss", default: "0", kind: Kind::AtLeast(0.0) },
+];
+
 const SPEC: Spec = Spec {
     name: "cross_entropy",
     formula: "loss = mean of logsumexp(logits) - logits[target] over targets that are not ignored",
@@ -31,11 +38,7 @@ const SPEC: Spec = Spec {
             fan_in: false,
         },
     ],
-    attributes: &[
-        Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer },
-        Attribute { name: "label_smoothing", default: "0", kind: Kind::AtLeast(0.0) },
-        Attribute { name: "z_loss", default: "0", kind: Kind::AtLeast(0.0) },
-    ],
+    attributes: ATTRIBUTES,
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
     differentiable: true,
     kernel: true,

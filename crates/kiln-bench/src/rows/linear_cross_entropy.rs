@@ -1,8 +1,7 @@
 //! linear_cross_entropy.
 
-use super::cross_entropy::options;
+use super::cross_entropy::{ATTRIBUTES, options};
 use super::elements;
-use crate::attributes::{Attribute, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
@@ -37,7 +36,7 @@ const SPEC: Spec = Spec {
             fan_in: false,
         },
     ],
-    attributes: &[Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer }],
+    attributes: ATTRIBUTES,
     outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
     differentiable: true,
     kernel: true,
@@ -99,10 +98,16 @@ impl Operator for Row {
     }
 
     fn cases(&self) -> Vec<Case> {
-        [[1, 1, 2], [13, 7, 5], [33, 48, 257], [1100, 8, 31]]
-            .iter()
-            .map(|[m, d, v]| Case::new([&[*m, *d], &[*d, *v], &[*m]]))
-            .collect()
+        let case = |m: usize, d: usize, v: usize| Case::new([&[m, d], &[d, v], &[m]]);
+        vec![
+            case(1, 1, 2),
+            case(13, 7, 5),
+            case(33, 48, 257),
+            case(1100, 8, 31),
+            case(150, 16, 40).with("label_smoothing", 0.1).with("ignore_index", 3),
+            case(9, 24, 130).with("z_loss", 0.01),
+            case(300, 8, 33).with("label_smoothing", 0.3).with("z_loss", 0.002),
+        ]
     }
 
     fn shapes(&self, scale: Scale) -> Vec<Case> {
