@@ -36,7 +36,7 @@ pub use run::{Pass, Row, Run};
 pub(crate) use table::microseconds;
 pub use table::table;
 
-use crate::gate;
+use crate::gate::{self, Report};
 use crate::registry::{Case, Operator, Scale, Work};
 use burn::tensor::{DType, Device};
 use data::Data;
@@ -72,6 +72,16 @@ impl Plan {
         let named = |case: &Case| self.only.is_empty() || self.only.contains(&case.to_string());
         op.shapes(self.scale).into_iter().filter(named).collect()
     }
+
+    /// The element type that an operator is timed in: f32 where it computes in no other.
+    pub fn dtype_of(&self, op: &dyn Operator) -> DType {
+        if op.spec().computes_in(self.dtype) { self.dtype } else { DType::F32 }
+    }
+
+    /// What the gate is to verify before.
+    pub fn gate(&self) -> gate::Options {
+        gate::Options { family: self.family, ..gate::Options::default() }
+    }
 }
 
 /// What a run of the bench says while it goes on.
@@ -97,13 +107,36 @@ pub fn passes(op: &dyn Operator, case: &Case, dtype: DType) -> Vec<(Pass, Work)>
     passes
 }
 
-/// Verifies `op` and, if it is green, times its cases: rows are added to `run`.
+/// Refuses what the gate found of something else, or of a part of the cases.
+fn expect_verified(
+    op: &dyn Operator,
+    verified: &Report,
+    plan: &Plan,
+    device: &Device,
+) -> Result<(), String> {
+    let Report { op: name, dtype, device: place, family, cases, .. } = verified;
+    let what = |name: &str, dtype: &str, family: Option<&str>, place: &str, cases: usize| {
+        format!("{cases} cases of {name} {dtype} ({}) on {place}", family.unwrap_or("as it runs"))
+    };
+    let found = what(name, dtype, family.as_deref(), place, *cases);
+    let dtype = format!("{:?}", plan.dtype).to_lowercase();
+    let cases = op.cases().len() + plan.gate().fuzz;
+    let wanted = what(op.spec().name, &dtype, plan.family, &kiln_ops::device::name(device), cases);
+    if found == wanted || !verified.green() {
+        return Ok(());
+    }
+    Err(format!("the gate verified {found}, expected {wanted}"))
+}
+
+/// Times the cases of `op`, which are those of the [plan](Plan::cases): rows are added to `run`. `verified` is what the
+/// [gate](Plan::gate) found before.
 ///
 /// # Errors
 ///
-/// One line if the gate is red, if what is timed is wrong, or if the device fails.
+/// One line if the gate is red or verified something else, if what is timed is wrong, or if the device fails.
 pub fn bench(
     op: &dyn Operator,
+    verified: &Report,
     plan: &Plan,
     device: &Device,
     run: &mut Run,
@@ -114,14 +147,9 @@ pub fn bench(
     if cases.is_empty() {
         return Ok(());
     }
-    let mut plan = plan.clone();
-    if !op.spec().computes_in(plan.dtype) {
-        plan.dtype = DType::F32;
-    }
-    let plan = &plan;
-    let options = gate::Options { family: plan.family, ..gate::Options::default() };
-    let report = gate::verify(op, plan.dtype, device, options);
-    if let Some((check, case, what)) = report.failures.first() {
+    let plan = &Plan { dtype: plan.dtype_of(op), ..plan.clone() };
+    expect_verified(op, verified, plan, device)?;
+    if let Some((check, case, what)) = verified.failures.first() {
         let check = check.title();
         return Err(format!("{name}: the gate is red, so no time ({check}; {case}: {what})"));
     }

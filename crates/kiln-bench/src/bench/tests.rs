@@ -125,11 +125,19 @@ fn a_call_that_is_wrong_gets_no_time() {
         data: None,
     };
     let mut run = Run::new(&device, String::new());
-    let error = bench(&OffWhereTimed(right), &plan, &device, &mut run, &mut |_| {}).unwrap_err();
+    let op = OffWhereTimed(right);
+    let verified = gate::verify(&op, DType::F32, &device, plan.gate());
+    let error = bench(&op, &verified, &plan, &device, &mut run, &mut |_| {}).unwrap_err();
     let expected =
         "matmul: what is timed is wrong, so no time (192×192, forward, reference: `y` is ";
     assert!(error.starts_with(expected) && error.ends_with(" times))"), "{error}");
     assert!(run.rows.is_empty(), "{:?}", run.rows);
+
+    // What was verified is what is timed, and all of it.
+    let part = gate::verify(&op, DType::F32, &device, gate::Options { fuzz: 0, ..plan.gate() });
+    let error = bench(&op, &part, &plan, &device, &mut run, &mut |_| {}).unwrap_err();
+    assert!(error.starts_with("the gate verified 1 cases of matmul f32 (as it runs)"), "{error}");
+    assert!(error.contains(", expected 9 cases of matmul f32"), "{error}");
 }
 
 /// Products lose tiles, and the rows that are compared may miss them.

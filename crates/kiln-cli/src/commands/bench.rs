@@ -1,15 +1,17 @@
 //! `kiln bench`: times behind the gate, runs side by side, and the tables of documents.
 
+use super::verify::parts::{Parts, add};
+use super::verify::worker::Event;
 use super::{expect_writable, is_same, is_stream, whole, write};
-use crate::progress::quoted;
+use crate::progress::{self, quoted};
 use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::{Context, anyhow, bail};
 use burn::tensor::DType;
 use clap::ValueEnum;
 use kiln_bench::bench::{self, Ceilings, Pass, Plan, Progress, Run, Selection, Watch};
-use kiln_bench::gate;
-use kiln_bench::registry::Scale;
+use kiln_bench::gate::{self, Report, Row};
+use kiln_bench::registry::{Operator, Scale};
 use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
 use std::path::{Path, PathBuf};
@@ -224,8 +226,10 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         }
         (Progress::Timed(_), None) => {}
     };
-    for op in ops {
-        match bench::bench(op, &plan, &opened.device, &mut run, &mut progress) {
+    let ops: Vec<_> = ops.into_iter().filter(|op| !plan.cases(*op).is_empty()).collect();
+    let verified = verified(&ops, &plan, &opened)?;
+    for (op, verified) in ops.into_iter().zip(&verified) {
+        match bench::bench(op, verified, &plan, &opened.device, &mut run, &mut progress) {
             Ok(()) => {
                 let measured = plan
                     .cases(op)
@@ -248,6 +252,44 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         write(&path, &toml::to_string_pretty(&Policy { table, ..Policy::default() })?)?;
     }
     Ok(if red.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// What the gate finds of operators in the order given, by several processes: before the first time much is compiled.
+fn verified(
+    ops: &[&'static dyn Operator],
+    plan: &Plan,
+    opened: &Opened,
+) -> anyhow::Result<Vec<Report>> {
+    let parts = Parts::new(ops, opened, plan.gate());
+    let is_of = |row: &Row, op: &dyn Operator| {
+        let wanted = (op.spec().name, plan.dtype_of(op), plan.family);
+        (row.op.spec().name, row.dtype, row.family) == wanted
+    };
+    let wanted = parts.of(|row| ops.iter().any(|op| is_of(row, *op)));
+    let bar = progress::rows(wanted.len());
+    let mut found: Vec<Option<Report>> = vec![None; parts.rows().len()];
+    parts.each(&wanted, parts.jobs(), |event| match event {
+        Event::Started(part) => {
+            bar.set_message(format!("verifying {}", parts.rows()[parts.row(part)]))
+        }
+        Event::Finished(part, report) => {
+            let report = report.unwrap_or_else(|why| parts.unfinished(part, why));
+            add(&mut found[parts.row(part)], report);
+            bar.inc(1);
+        }
+        Event::Said(line) => bar.suspend(|| say(line)),
+    })?;
+    bar.finish_and_clear();
+    Ok(ops
+        .iter()
+        .map(|op| {
+            let row = parts.rows().iter().position(|row| is_of(row, *op));
+            // A family that is what runs by itself has no row of its own.
+            row.and_then(|row| found[row].take()).unwrap_or_else(|| {
+                gate::verify(*op, plan.dtype_of(*op), &opened.device, plan.gate())
+            })
+        })
+        .collect())
 }
 
 fn write_run(path: &Path, run: &Run) -> anyhow::Result<()> {

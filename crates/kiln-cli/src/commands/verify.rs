@@ -1,21 +1,20 @@
 //! `kiln verify`: the correctness gate, row by row.
 
 mod board;
+pub mod parts;
 mod table;
-mod worker;
+pub mod worker;
 
 use super::{positive, whole};
 use crate::stderr::say;
 use crate::stdout::print;
-use anyhow::Context;
 use board::Board;
-use burn::tensor::Device;
-use kiln_bench::gate::{self, Options, Row};
+use kiln_bench::gate::Options;
 use kiln_ops::device;
+use parts::Parts;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
-use worker::Event;
+use std::process::ExitCode;
 
 /// Arguments of `kiln verify`.
 #[derive(clap::Args)]
@@ -51,38 +50,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.worker {
         say(format_args!("device: {}", opened.why));
     }
-    let rows = gate::rows(&ops, &opened.device);
-    let parts: Vec<Part> = order(&rows)
-        .into_iter()
-        .flat_map(|row| (0..rows[row].parts(args.fuzz)).map(move |part| Part { row, part }))
-        .collect();
-    let verify = |&Part { row, part }: &Part| {
-        let Row { op, dtype, family } = rows[row];
-        let options = Options { seed: args.seed, fuzz: args.fuzz, family };
-        gate::verify_part(op, dtype, &opened.device, options, part)
-    };
+    let options = Options { seed: args.seed, fuzz: args.fuzz, family: None };
+    let parts = Parts::new(&ops, &opened, options);
     if args.worker {
-        worker::serve(&parts, verify)?;
+        parts.serve()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let jobs = args.jobs.map_or_else(|| default_jobs(&opened.device), usize::from);
-    let mut board = Board::new(&rows, &parts, &opened.device);
-    if jobs.min(parts.len()) <= 1 {
-        for (i, part) in parts.iter().enumerate() {
-            board.show(Event::Started(i));
-            board.show(Event::Finished(i, Ok(verify(part))));
-        }
-    } else {
-        let program = std::env::current_exe().context("cannot find this program")?;
-        let command = || {
-            let mut command = Command::new(&program);
-            command.args(["verify", "--worker", "--device", opened.name.as_str()]);
-            command.args(["--seed", &args.seed.to_string(), "--fuzz", &args.fuzz.to_string()]);
-            command.args(&args.ops);
-            command
-        };
-        worker::share(parts.len(), jobs, &command, |event| board.show(event));
-    }
+    let jobs = args.jobs.map_or_else(|| parts.jobs(), usize::from);
+    let mut board = Board::new(&parts);
+    parts.each(&parts.of(|_| true), jobs, |event| board.show(event))?;
     let reports = board.finish();
     for report in &reports {
         for (check, case, what) in &report.failures {
@@ -105,27 +81,4 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn cases(text: &str) -> Result<usize, String> {
     let number = text.parse::<usize>().ok().filter(|number| *number <= 100_000);
     number.ok_or_else(|| "expected a whole number, 0 or more and at most 100000".into())
-}
-
-/// One for each core, up to 16, if the device has 4 GiB for each: CUDA takes half a gigabyte for a process
-/// before there is a tensor. Eight where it does not tell its memory.
-fn default_jobs(device: &Device) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let room = device::memory(device).map_or(8, |bytes| (bytes >> 32) as usize);
-    cores.min(room).clamp(1, 16)
-}
-
-/// A part of the row of this number.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Part {
-    row: usize,
-    part: usize,
-}
-
-/// The order in which rows are taken: operators made of products first, which have the most kernels, and
-/// families last, of which what runs by itself has then compiled some.
-fn order(rows: &[Row]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by_key(|&i| (rows[i].family.is_some(), !rows[i].op.tiled()));
-    order
 }

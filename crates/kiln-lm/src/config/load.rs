@@ -106,7 +106,8 @@ pub fn run_folder(path: &Path, overrides: &[String]) -> Result<PathBuf, ConfigEr
         out: Option<PathBuf>,
     }
 
-    let overrides: Vec<String> = overrides.iter().filter(|set| names_folder(set)).cloned().collect();
+    let overrides: Vec<String> =
+        overrides.iter().filter(|set| names_folder(set)).cloned().collect();
     let text = if overrides.is_empty() { read(path)? } else { String::new() };
     let origin = path.display().to_string();
     let mut source = Source { text: &text, origin: &origin, overrides: Vec::new() };

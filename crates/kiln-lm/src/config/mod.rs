@@ -9,7 +9,7 @@ mod schedule;
 mod shape;
 mod validate;
 
-pub use load::{ConfigError, load, parse, names_folder, run_folder, to_toml};
+pub use load::{ConfigError, load, names_folder, parse, run_folder, to_toml};
 pub use mixers::Mixers;
 pub use validate::Violation;
 

@@ -1,21 +1,18 @@
 //! What is seen of a verification: rows as they are done and, where stderr is a terminal, a bar below them.
 
-use super::Part;
+use super::parts::{Parts, add};
 use super::table::Table;
 use super::worker::Event;
 use crate::progress;
 use crate::stderr::say;
 use crate::stdout::print;
-use burn::tensor::Device;
 use indicatif::ProgressBar;
-use kiln_bench::gate::{self, Report, Row};
+use kiln_bench::gate::Report;
 use std::time::{Duration, Instant};
 
 /// Shows rows and keeps their reports.
 pub struct Board<'a> {
-    rows: &'a [Row],
-    parts: &'a [Part],
-    device: &'a Device,
+    parts: &'a Parts<'a>,
     table: Table,
     bar: ProgressBar,
     /// Parts that are being verified, and since when.
@@ -27,18 +24,21 @@ pub struct Board<'a> {
 #[derive(Clone, Default)]
 struct Found {
     report: Option<Report>,
-    parts: usize,
+    left: usize,
     time: Duration,
 }
 
 impl<'a> Board<'a> {
-    /// For these rows, which are made of these parts; prints the headings.
-    pub fn new(rows: &'a [Row], parts: &'a [Part], device: &'a Device) -> Self {
-        let table = Table::new(rows);
+    /// For all of these; prints the headings.
+    pub fn new(parts: &'a Parts<'a>) -> Self {
+        let table = Table::new(parts.rows());
         print(table.headings());
-        let bar = progress::rows(rows.len());
-        let found = vec![Found::default(); rows.len()];
-        Self { rows, parts, device, table, bar, running: vec![], found }
+        let bar = progress::rows(parts.rows().len());
+        let mut found = vec![Found::default(); parts.rows().len()];
+        for part in parts.of(|_| true) {
+            found[parts.row(part)].left += 1;
+        }
+        Self { parts, table, bar, running: vec![], found }
     }
 
     /// Shows what happened.
@@ -51,34 +51,25 @@ impl<'a> Board<'a> {
             }
         }
         let mut running: Vec<usize> =
-            self.running.iter().map(|(part, _)| self.parts[*part].row).collect();
+            self.running.iter().map(|(part, _)| self.parts.row(*part)).collect();
         running.dedup();
-        let running = running.into_iter().map(|row| self.rows[row].to_string());
+        let running = running.into_iter().map(|row| self.parts.rows()[row].to_string());
         self.bar.set_message(running.collect::<Vec<_>>().join(", "));
     }
 
     fn finished(&mut self, part: usize, report: Result<Report, String>) {
         let place = self.running.iter().position(|(running, _)| *running == part);
         let time = place.map_or(Duration::ZERO, |place| self.running.remove(place).1.elapsed());
-        let row = self.parts[part].row;
-        let report =
-            report.unwrap_or_else(|why| gate::unfinished(&self.rows[row], self.device, why));
-        let found = &mut self.found[row];
-        found.parts += 1;
+        let report = report.unwrap_or_else(|why| self.parts.unfinished(part, why));
+        let found = &mut self.found[self.parts.row(part)];
+        found.left -= 1;
         found.time += time;
-        let whole = match found.report.take() {
-            Some(mut whole) => {
-                whole.add(report);
-                whole
-            }
-            None => report,
-        };
-        if found.parts == self.parts.iter().filter(|part| part.row == row).count() {
-            let line = self.table.row(&whole, found.time);
+        add(&mut found.report, report);
+        if let Some(whole) = found.report.as_ref().filter(|_| found.left == 0) {
+            let line = self.table.row(whole, found.time);
             self.bar.suspend(|| print(line));
             self.bar.inc(1);
         }
-        found.report = Some(whole);
     }
 
     /// Removes the bar; the reports in the order of the rows.

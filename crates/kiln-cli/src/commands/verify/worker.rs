@@ -24,7 +24,7 @@ pub enum Event {
 }
 
 /// What a worker does: verifies the parts that it is asked for.
-pub fn serve<T>(parts: &[T], verify: impl Fn(&T) -> Report) -> anyhow::Result<()> {
+pub fn serve(parts: usize, verify: impl Fn(usize) -> Report) -> anyhow::Result<()> {
     let (sender, asked) = mpsc::channel();
     thread::spawn(move || {
         for line in io::stdin().lines().map_while(Result::ok) {
@@ -34,7 +34,7 @@ pub fn serve<T>(parts: &[T], verify: impl Fn(&T) -> Report) -> anyhow::Result<()
         std::process::exit(0);
     });
     for line in asked {
-        let part = line.parse().ok().and_then(|number: usize| parts.get(number));
+        let part = line.parse().ok().filter(|number| *number < parts);
         let part = part.with_context(|| format!("there is no part `{line}`"))?;
         // On a line of its own, whatever a library has written.
         print(format_args!("\n{}", serde_json::to_string(&verify(part))?));
@@ -42,9 +42,9 @@ pub fn serve<T>(parts: &[T], verify: impl Fn(&T) -> Report) -> anyhow::Result<()
     Ok(())
 }
 
-/// Verifies so many parts, in their order, by `jobs` workers, which `command` starts.
+/// Verifies parts in this order by `jobs` workers, which `command` starts.
 pub fn share<C: Fn() -> Command + Sync>(
-    parts: usize,
+    order: &[usize],
     jobs: usize,
     command: &C,
     mut show: impl FnMut(Event),
@@ -52,15 +52,11 @@ pub fn share<C: Fn() -> Command + Sync>(
     let next = &AtomicUsize::new(0);
     let (events, happened) = mpsc::channel();
     thread::scope(|scope| {
-        for _ in 0..jobs.min(parts) {
+        for _ in 0..jobs.min(order.len()) {
             let events = events.clone();
             scope.spawn(move || {
                 let mut worker = None;
-                loop {
-                    let part = next.fetch_add(1, Ordering::Relaxed);
-                    if part >= parts {
-                        break;
-                    }
+                while let Some(&part) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let _ = events.send(Event::Started(part));
                     let report = verify(part, &mut worker, command, &events);
                     let _ = events.send(Event::Finished(part, report));
@@ -166,7 +162,7 @@ mod tests {
             command
         };
         let (mut reports, mut said) = (vec![None; 5], vec![]);
-        share(5, 2, &command, |event| match event {
+        share(&[4, 3, 2, 1, 0], 2, &command, |event| match event {
             Event::Started(row) => assert!(reports[row].is_none()),
             Event::Finished(row, report) => reports[row] = Some(report),
             Event::Said(line) => said.push(line),

@@ -1,0 +1,124 @@
+//! The rows of the gate in parts, verified in this process or by several.
+
+use super::worker::{self, Event};
+use anyhow::Context;
+use kiln_bench::gate::{self, Options, Report, Row};
+use kiln_bench::registry::Operator;
+use kiln_ops::device::{self, Opened};
+use std::process::Command;
+
+/// Rows of some operators on a device, and the parts that they are verified in. A worker that is given the same
+/// operators has the same parts under the same numbers.
+pub struct Parts<'a> {
+    opened: &'a Opened,
+    ops: Vec<&'static str>,
+    rows: Vec<Row>,
+    parts: Vec<Part>,
+    seed: u64,
+    fuzz: usize,
+}
+
+/// A part of the row of this number.
+struct Part {
+    row: usize,
+    part: usize,
+}
+
+impl<'a> Parts<'a> {
+    /// In the order in which they are to be taken.
+    pub fn new(
+        ops: &[&'static dyn Operator],
+        opened: &'a Opened,
+        Options { seed, fuzz, .. }: Options,
+    ) -> Self {
+        let rows = gate::rows(ops, &opened.device);
+        let parts = order(&rows)
+            .into_iter()
+            .flat_map(|row| (0..rows[row].parts(fuzz)).map(move |part| Part { row, part }))
+            .collect();
+        let ops = ops.iter().map(|op| op.spec().name).collect();
+        Self { opened, ops, rows, parts, seed, fuzz }
+    }
+
+    /// The rows, in the order of the operators.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The row of a part.
+    pub fn row(&self, part: usize) -> usize {
+        self.parts[part].row
+    }
+
+    /// The parts of the rows that are wanted.
+    pub fn of(&self, wanted: impl Fn(&Row) -> bool) -> Vec<usize> {
+        (0..self.parts.len()).filter(|part| wanted(&self.rows[self.row(*part)])).collect()
+    }
+
+    /// The report of a part whose process ended before, and how.
+    pub fn unfinished(&self, part: usize, why: String) -> Report {
+        gate::unfinished(&self.rows[self.row(part)], &self.opened.device, why)
+    }
+
+    fn verify(&self, part: usize) -> Report {
+        let Part { row, part } = self.parts[part];
+        let Row { op, dtype, family } = self.rows[row];
+        let options = Options { seed: self.seed, fuzz: self.fuzz, family };
+        gate::verify_part(op, dtype, &self.opened.device, options, part)
+    }
+
+    /// Verifies parts as a worker.
+    pub fn serve(&self) -> anyhow::Result<()> {
+        worker::serve(self.parts.len(), |part| self.verify(part))
+    }
+
+    /// Verifies these parts by so many processes, or in this one.
+    pub fn each(
+        &self,
+        parts: &[usize],
+        jobs: usize,
+        mut show: impl FnMut(Event),
+    ) -> anyhow::Result<()> {
+        if jobs.min(parts.len()) <= 1 {
+            for &part in parts {
+                show(Event::Started(part));
+                show(Event::Finished(part, Ok(self.verify(part))));
+            }
+            return Ok(());
+        }
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let command = || {
+            let mut command = Command::new(&program);
+            command.args(["verify", "--worker", "--device", self.opened.name.as_str()]);
+            command.args(["--seed", &self.seed.to_string(), "--fuzz", &self.fuzz.to_string()]);
+            command.args(&self.ops);
+            command
+        };
+        worker::share(parts, jobs, &command, show);
+        Ok(())
+    }
+
+    /// One process for each core, up to 16, if the device has 4 GiB for each: CUDA takes half a gigabyte for a
+    /// process before there is a tensor. Eight where it does not tell its memory.
+    pub fn jobs(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let memory = device::memory(&self.opened.device);
+        cores.min(memory.map_or(8, |bytes| (bytes >> 32) as usize)).clamp(1, 16)
+    }
+}
+
+/// What parts of one row come to.
+pub fn add(whole: &mut Option<Report>, report: Report) {
+    match whole {
+        Some(whole) => whole.add(report),
+        None => *whole = Some(report),
+    }
+}
+
+/// The order in which rows are taken: operators made of products first, which have the most kernels, and
+/// families last, of which what runs by itself has then compiled some.
+fn order(rows: &[Row]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|&i| (rows[i].family.is_some(), !rows[i].op.tiled()));
+    order
+}
