@@ -48,6 +48,7 @@ pub mod bk;
 pub mod cross_entropy;
 pub mod linear_cross_entropy;
 pub mod matmul;
+pub mod mhc_post;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
@@ -68,6 +69,7 @@ pub mod prelude {
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
+    pub use crate::mhc_post::mhc_post;
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};

@@ -7,6 +7,7 @@ mod cross_entropy;
 mod gram;
 mod linear_cross_entropy;
 mod matmul;
+mod mhc_post;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -24,6 +25,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &swiglu_mlp::Row,
     &attention::Row,
     &bk::Row,
+    &mhc_post::Row,
     &cross_entropy::Row,
     &linear_cross_entropy::Row,
     &matmul::NN,

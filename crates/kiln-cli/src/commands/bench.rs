@@ -1,8 +1,8 @@
 //! `kiln bench`: times behind the gate, runs side by side, and the tables of documents.
 
-use super::verify::parts::{Parts, add};
+use super::verify::parts::{Found, Parts};
 use super::verify::worker::Event;
-use super::{expect_writable, is_same, is_stream, whole, write};
+use super::{expect_writable, is_same, is_stream, positive, whole, write};
 use crate::progress::{self, quoted};
 use crate::stderr::say;
 use crate::stdout::print;
@@ -14,12 +14,14 @@ use kiln_bench::gate::{self, Report, Row};
 use kiln_bench::registry::{Operator, Scale};
 use kiln_ops::device::{self, Opened};
 use kiln_ops::policy::{Policy, Table};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// What is read neither for --compare nor for --tables.
-const UNREAD: [&str; 11] = [
-    "ops", "device", "shapes", "only", "pass", "data", "dtype", "rounds", "tiles", "json", "policy",
+const UNREAD: [&str; 12] = [
+    "ops", "device", "shapes", "only", "pass", "data", "dtype", "rounds", "tiles", "jobs", "json",
+    "policy",
 ];
 
 /// Arguments of `kiln bench`.
@@ -50,6 +52,10 @@ pub struct Args {
     #[arg(long, default_value_t = 12, allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Processes that verify at a time before anything is timed, 1 for this one alone; as many as cores and memory
+    /// allow if it is not given.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    jobs: Option<NonZeroUsize>,
     /// The family of product kernels for operators made of products: wgmma, mma_tma, mma or simt.
     #[arg(long, value_parser = kiln_bench::gate::family)]
     tiles: Option<&'static str>,
@@ -227,7 +233,7 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         (Progress::Timed(_), None) => {}
     };
     let ops: Vec<_> = ops.into_iter().filter(|op| !plan.cases(*op).is_empty()).collect();
-    let verified = verified(&ops, &plan, &opened)?;
+    let verified = verified(&ops, &plan, &opened, args.jobs)?;
     for (op, verified) in ops.into_iter().zip(&verified) {
         match bench::bench(op, verified, &plan, &opened.device, &mut run, &mut progress) {
             Ok(()) => {
@@ -259,6 +265,7 @@ fn verified(
     ops: &[&'static dyn Operator],
     plan: &Plan,
     opened: &Opened,
+    jobs: Option<NonZeroUsize>,
 ) -> anyhow::Result<Vec<Report>> {
     let parts = Parts::new(ops, opened, plan.gate());
     let is_of = |row: &Row, op: &dyn Operator| {
@@ -267,14 +274,15 @@ fn verified(
     };
     let wanted = parts.of(|row| ops.iter().any(|op| is_of(row, *op)));
     let bar = progress::rows(wanted.len());
-    let mut found: Vec<Option<Report>> = vec![None; parts.rows().len()];
-    parts.each(&wanted, parts.jobs(), |event| match event {
+    let mut found = vec![Found::default(); parts.rows().len()];
+    let jobs = jobs.map_or_else(|| parts.jobs(), usize::from);
+    parts.each(&wanted, jobs, |event| match event {
         Event::Started(part) => {
             bar.set_message(format!("verifying {}", parts.rows()[parts.row(part)]))
         }
         Event::Finished(part, report) => {
             let report = report.unwrap_or_else(|why| parts.unfinished(part, why));
-            add(&mut found[parts.row(part)], report);
+            found[parts.row(part)].add(part, report);
             bar.inc(1);
         }
         Event::Said(line) => bar.suspend(|| say(line)),
@@ -284,8 +292,8 @@ fn verified(
         .iter()
         .map(|op| {
             let row = parts.rows().iter().position(|row| is_of(row, *op));
-            // A family that is what runs by itself has no row of its own.
-            row.and_then(|row| found[row].take()).unwrap_or_else(|| {
+            // No row: a family that is what runs by itself, or of an operator that has none.
+            row.and_then(|row| std::mem::take(&mut found[row]).whole()).unwrap_or_else(|| {
                 gate::verify(*op, plan.dtype_of(*op), &opened.device, plan.gate())
             })
         })

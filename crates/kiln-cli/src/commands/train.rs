@@ -30,8 +30,8 @@ pub struct Args {
     /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = AUTO)]
     device: String,
-    /// Go on with the run in `train.out` from its last checkpoint, with the configuration it was
-    /// started with and the overrides given now.
+    /// Go on with the run in `train.out`, or in the folder whose `config.toml` is given, from its last checkpoint,
+    /// with the configuration it was started with and the overrides given now.
     #[arg(long)]
     resume: bool,
     /// Print the effective configuration and do nothing.

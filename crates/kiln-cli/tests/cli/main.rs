@@ -121,6 +121,10 @@ fn trains_resumes_and_generates() {
     assert!(status == 0 && err.contains("finished at step 10"), "{err}");
     let (status, _, err) = kiln(place, &[&train[..], &["--resume"]].concat());
     assert!(status == 0 && err.contains("finished at step 9"), "{err}");
+    let text = "data.sources=[\"../../text.txt\"]";
+    let resume = ["train", "config.toml", "--device", "cpu", "--resume", "--set", text];
+    let (status, _, err) = kiln(&copied, &resume);
+    assert!(status == 0 && err.contains("finished at step 10"), "{err}");
 
     let line = error(place, &[&train[..], &["--resume", "--set", "model.width=17"]].concat());
     assert!(line.contains("model.width is 17"), "{line}");
@@ -346,8 +350,8 @@ fn verify_finds_the_same_in_one_process_and_in_several() {
 
 #[test]
 fn a_worker_ends_when_nobody_waits_for_it() {
-    // More random cases than it gets done.
-    let args = ["verify", "--worker", "rms_norm", "--device", "cpu", "--fuzz", "100000"];
+    // More parts than it gets done.
+    let args = ["verify", "--worker", "rms_norm", "--device", "cpu", "--fuzz", "20000"];
     let mut worker = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"))
         .args(args)
         .stdin(Stdio::piped())
@@ -355,7 +359,9 @@ fn a_worker_ends_when_nobody_waits_for_it() {
         .spawn()
         .unwrap();
     let mut stdin = worker.stdin.take().unwrap();
-    writeln!(stdin, "0").unwrap();
+    for part in 0..1000 {
+        writeln!(stdin, "{part}").unwrap();
+    }
     std::thread::sleep(Duration::from_millis(200));
     assert!(worker.try_wait().unwrap().is_none(), "it is at work");
     drop(stdin);

@@ -125,6 +125,14 @@ pub enum DataError {
         /// What does not fit.
         reason: String,
     },
+    /// The folder of prepared data cannot be made, or not written to.
+    #[error("data.cache: cannot write to {}: {source}", path.display())]
+    Cache {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The file system failed.
     #[error("{}: {source}", path.display())]
     Io {
@@ -139,6 +147,11 @@ impl DataError {
     /// For `map_err`: attaches the path to an I/O error.
     pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { path: path.to_owned(), source }
+    }
+
+    /// The same for the folder of prepared data.
+    pub(super) fn cache(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Cache { path: path.to_owned(), source }
     }
 
     pub(super) fn corrupt(path: &Path, reason: impl Into<String>) -> Self {

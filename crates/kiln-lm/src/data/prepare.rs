@@ -86,7 +86,7 @@ pub fn prepare(
         }
     }
 
-    fs::create_dir_all(&cache).map_err(DataError::io(&cache))?;
+    fs::create_dir_all(&cache).map_err(DataError::cache(&cache))?;
     let temporary = temporary_folder(".preparing-", &cache)?;
     let tokenizer = plan.tokenizer(&corpus, &split, progress)?;
     write(&corpus, &split, files.len(), &tokenizer, temporary.path(), progress)?;
@@ -252,7 +252,7 @@ fn temporary_folder(prefix: &str, cache: &Path) -> Result<tempfile::TempDir, Dat
     // By default only the owner may read it, also after it has been renamed.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
-    builder.tempdir_in(cache).map_err(DataError::io(cache))
+    builder.tempdir_in(cache).map_err(DataError::cache(cache))
 }
 
 /// Renames a complete folder to its place.

@@ -96,9 +96,11 @@ impl RunDir {
 
     /// The folder of a run whose own `config.toml` this is; none if it lies elsewhere.
     pub fn of_config(path: &Path) -> Option<PathBuf> {
-        let root = path.parent()?.to_path_buf();
-        let run = Self { root };
-        (path == run.config() && run.checkpoints().is_dir()).then_some(run.root)
+        let folder = path.parent()?;
+        let here = folder.as_os_str().is_empty();
+        let run = Self { root: if here { ".".into() } else { folder.to_path_buf() } };
+        let own = path.file_name() == run.config().file_name() && run.checkpoints().is_dir();
+        own.then_some(run.root)
     }
 
     /// Takes the folder for training. On a filesystem without locks nobody is kept away.

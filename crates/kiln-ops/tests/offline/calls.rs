@@ -16,6 +16,7 @@ use kiln_ops::cross_entropy::backend::{
 };
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
+use kiln_ops::mhc_post::backend::{self as mhc_post, MhcPostGradOps, MhcPostOps};
 use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
@@ -59,6 +60,7 @@ pub fn all(client: &Client) -> Vec<Call> {
     for (dtype, name) in DTYPES {
         norms(client, dtype, name, &mut calls);
         pointwise(client, dtype, name, &mut calls);
+        streams(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
         crate::attention::calls(client, dtype, name, &mut calls);
         crate::attention::few(client, dtype, name, &mut calls);
@@ -150,6 +152,28 @@ fn norms(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             let of = rms_norm::Backward { op, dy, dsum, x, weight, eps: EPS, wanted };
             call(name, Box::new(|| drop(CubeBackend::rms_norm_backward(of))));
         }
+    }
+}
+
+/// Four streams, narrow and wide, and eight.
+fn streams(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for [s, n, d] in [[4096, 4, 768], [512, 4, 7168], [512, 8, 1024]] {
+        let x = || tensor(client, [8, s, n, d], dtype);
+        let f = || tensor(client, [8, s, d], dtype);
+        let h = || {
+            let (post, res) = ([8, s, n], [8, s, n, n]);
+            (tensor(client, post, DType::F32), tensor(client, res, DType::F32))
+        };
+        let size = format!("{name} {}x{n}x{d}", 8 * s);
+        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
+            calls.push(Call { name: format!("{op} {size}"), run });
+        };
+        let (op, (h_post, h_res)) = ("mhc_post", h());
+        let of = mhc_post::Forward { op, x: x(), f: f(), h_post, h_res };
+        call(op, Box::new(|| drop(CubeBackend::mhc_post(of))));
+        let (wanted, (h_post, h_res)) = ([true; 4], h());
+        let of = mhc_post::Backward { op, dy: x(), x: x(), f: f(), h_post, h_res, wanted };
+        call("mhc_post.grad", Box::new(|| drop(CubeBackend::mhc_post_backward(of))));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is seen of a verification: rows as they are done and, where stderr is a terminal, a bar below them.
 
-use super::parts::{Parts, add};
+use super::parts::{Found, Parts};
 use super::table::Table;
 use super::worker::Event;
 use crate::progress;
@@ -17,14 +17,14 @@ pub struct Board<'a> {
     bar: ProgressBar,
     /// Parts that are being verified, and since when.
     running: Vec<(usize, Instant)>,
-    found: Vec<Found>,
+    rows: Vec<Row>,
 }
 
-/// What the parts of a row have come to.
+/// A row that is being verified.
 #[derive(Clone, Default)]
-struct Found {
-    report: Option<Report>,
-    left: usize,
+struct Row {
+    found: Found,
+    parts: usize,
     time: Duration,
 }
 
@@ -34,11 +34,11 @@ impl<'a> Board<'a> {
         let table = Table::new(parts.rows());
         print(table.headings());
         let bar = progress::rows(parts.rows().len());
-        let mut found = vec![Found::default(); parts.rows().len()];
+        let mut rows = vec![Row::default(); parts.rows().len()];
         for part in parts.of(|_| true) {
-            found[parts.row(part)].left += 1;
+            rows[parts.row(part)].parts += 1;
         }
-        Self { parts, table, bar, running: vec![], found }
+        Self { parts, table, bar, running: vec![], rows }
     }
 
     /// Shows what happened.
@@ -61,12 +61,12 @@ impl<'a> Board<'a> {
         let place = self.running.iter().position(|(running, _)| *running == part);
         let time = place.map_or(Duration::ZERO, |place| self.running.remove(place).1.elapsed());
         let report = report.unwrap_or_else(|why| self.parts.unfinished(part, why));
-        let found = &mut self.found[self.parts.row(part)];
-        found.left -= 1;
-        found.time += time;
-        add(&mut found.report, report);
-        if let Some(whole) = found.report.as_ref().filter(|_| found.left == 0) {
-            let line = self.table.row(whole, found.time);
+        let row = &mut self.rows[self.parts.row(part)];
+        row.time += time;
+        row.found.add(part, report);
+        if row.found.count() == row.parts {
+            let whole = row.found.clone().whole().expect("it has parts");
+            let line = self.table.row(&whole, row.time);
             self.bar.suspend(|| print(line));
             self.bar.inc(1);
         }
@@ -75,6 +75,6 @@ impl<'a> Board<'a> {
     /// Removes the bar; the reports in the order of the rows.
     pub fn finish(self) -> Vec<Report> {
         self.bar.finish_and_clear();
-        self.found.into_iter().filter_map(|found| found.report).collect()
+        self.rows.into_iter().filter_map(|row| row.found.whole()).collect()
     }
 }

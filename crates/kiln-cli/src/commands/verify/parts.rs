@@ -5,6 +5,7 @@ use anyhow::Context;
 use kiln_bench::gate::{self, Options, Report, Row};
 use kiln_bench::registry::Operator;
 use kiln_ops::device::{self, Opened};
+use std::collections::BTreeMap;
 use std::process::Command;
 
 /// Rows of some operators on a device, and the parts that they are verified in. A worker that is given the same
@@ -107,11 +108,27 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// What parts of one row come to.
-pub fn add(whole: &mut Option<Report>, report: Report) {
-    match whole {
-        Some(whole) => whole.add(report),
-        None => *whole = Some(report),
+/// The reports of parts of one row. They come to the same in whatever order they came.
+#[derive(Clone, Default)]
+pub struct Found(BTreeMap<usize, Report>);
+
+impl Found {
+    /// Takes in that of a part.
+    pub fn add(&mut self, part: usize, report: Report) {
+        self.0.insert(part, report);
+    }
+
+    /// Parts so far.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What they come to; none of nothing.
+    pub fn whole(self) -> Option<Report> {
+        self.0.into_values().reduce(|mut whole, part| {
+            whole.add(part);
+            whole
+        })
     }
 }
 

@@ -53,8 +53,8 @@ struct Buffers {
     da: Box<[f32]>,
     db: Box<[f32]>,
     dc: Box<[f32]>,
-    /// The sums of S over the sites of each unit, or of each plane's, of all rows if z is one for all: the real
-    /// parts, then the imaginary ones.
+    /// The sums of S over the sites of each unit, or of each plane's: real parts, then imaginary ones, of each row, or of
+    /// all rows if z is one for all.
     dz: Box<[f32]>,
     dz_places: Places,
     cap: f32,
@@ -292,7 +292,7 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
         output(0, "da", Shape::new([rows, length])),
         output(1, "db", couplings()),
         output(2, "dc", couplings()),
-        output(3, "sums of dz", Shape::new([2, rows, sums])),
+        output(3, "sums of dz", Shape::new(if shared { [2, rows, sums] } else { [rows, 2, sums] })),
     ];
     let (row, part) = if shared { (sums, rows * sums) } else { (2 * sums, sums) };
     let request = AroundRequest { op, sequences: rows, length };
@@ -321,12 +321,11 @@ pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
         });
     }
     let [da, db, dc, dz] = outputs;
-    [da, db, dc, dz.map(|sums| summed(sums, shared))]
+    [da, db, dc, dz.map(|dz| summed(dz, rows, sums, shared))]
 }
 
 /// dz of its sums: `[1, 2]` if z is one for all rows, else `[B, 2]`.
-fn summed(sums: CubeTensor, shared: bool) -> CubeTensor {
-    let [_, rows, count] = sums.meta.shape().dims();
+fn summed(sums: CubeTensor, rows: usize, count: usize, shared: bool) -> CubeTensor {
     let sum_last = |of: CubeTensor, shape: [usize; 2]| {
         CubeBackend::float_sum_dim(CubeBackend::float_reshape(of, Shape::new(shape)), 1)
     };

@@ -55,24 +55,13 @@ pub(crate) fn add_matrix<C: Float, N: Size>(
 /// registers of the sums, and with one comparison for each distance from the diagonal.
 #[cube]
 pub(crate) fn zero_above<N: Size>(sums: Vector<f32, N>, row: u32, col: u32) -> Vector<f32, N> {
-    mask_above::<N>(sums, row, col, 0.0f32)
-}
-
-/// The sums with those above the diagonal replaced by `value`, as causal attention masks its scores.
-#[cube]
-pub(crate) fn mask_above<N: Size>(
-    sums: Vector<f32, N>,
-    row: u32,
-    col: u32,
-    value: f32,
-) -> Vector<f32, N> {
     // How far to the right of its first sum a unit may go in that sum's row.
     let reach = i32::cast_from(row) - i32::cast_from(col);
     let mut masked = sums;
     #[unroll]
     for i in 0..N::value() {
         let right = comptime!(offset(i).1 as i32 - offset(i).0 as i32);
-        masked.insert(i, select(right > reach, value, sums.extract(i)));
+        masked.insert(i, select(right > reach, 0.0f32, sums.extract(i)));
     }
     masked
 }
