@@ -238,3 +238,65 @@ impl ModuleMapper for PutBack {
         }
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::rule::Rule;
+    use burn::tensor::Device;
+
+    /// Two matrices of one shape with one of another between them, and a third that stands in a group.
+    #[derive(Module, Debug)]
+    struct Matrices {
+        first: Param<Tensor<2>>,
+        other: Param<Tensor<2>>,
+        second: Param<Tensor<2>>,
+        apart: Param<Tensor<2>>,
+    }
+
+    impl Matrices {
+        fn each(&self) -> [&Param<Tensor<2>>; 4] {
+            [&self.first, &self.other, &self.second, &self.apart]
+        }
+    }
+
+    #[test]
+    fn a_rule_that_joins_gets_those_of_one_group_and_shape_in_their_order() {
+        let device = Device::flex();
+        let matrix = |shape: [usize; 2], value: f64| {
+            let full = Tensor::<2>::full(shape, value, &device);
+            Param::initialized(ParamId::new(), full.autodiff().require_grad())
+        };
+        let mut module = Matrices {
+            first: matrix([2, 3], 1.0),
+            other: matrix([3, 2], 2.0),
+            second: matrix([2, 3], 3.0),
+            apart: matrix([2, 3], 4.0),
+        };
+        let settings = Settings { rule: Rule::Together, learning_rate_scale: 1.0 };
+        let apart = settings.clone().with_learning_rate_scale(10.0);
+        let mut optimizer =
+            Optimizer::new(settings).with_group(ParamGroup::from_ids(vec![module.apart.id]), apart);
+        for _ in 0..2 {
+            // Gradients 1, 2, 3 and 4.
+            let losses = module.each().into_iter().zip(1..);
+            let loss = losses.map(|(param, factor)| (param.val() * factor).sum());
+            let loss = loss.reduce(|sum, of| sum + of).unwrap();
+            let grads = GradientsParams::from_grads(loss.backward(), &module);
+            module = optimizer.step(module, grads, 0.5);
+        }
+        // The first two of one shape move by the mean of 1 and 3, the others by their own gradients.
+        let expected = [1.0 - 2.0, 2.0 - 2.0, 3.0 - 2.0, 4.0 - 40.0];
+        for (param, expected) in module.each().into_iter().zip(expected) {
+            let found: Vec<f32> = param.val().into_data().iter::<f32>().collect();
+            assert_eq!(found, vec![expected; 6]);
+        }
+        let state = optimizer.state(&module);
+        let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["first.steps", "other.steps", "second.steps", "apart.steps"]);
+        for ((name, steps), param) in state.iter().zip(module.each()) {
+            assert_eq!(steps.shape, param.dims().into(), "{name}");
+            assert!(steps.iter::<f32>().all(|steps| steps == 2.0), "{name}");
+        }
+    }
+}

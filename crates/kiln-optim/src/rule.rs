@@ -9,6 +9,9 @@ use burn::tensor::Tensor;
 pub enum Rule {
     /// Adam with decoupled weight decay.
     AdamW(AdamWConfig),
+    /// For tests: parameters of a batch move against the mean of their gradients, and count their steps.
+    #[cfg(test)]
+    Together,
 }
 
 impl From<AdamWConfig> for Rule {
@@ -46,6 +49,8 @@ impl Rule {
     pub(crate) fn state(&self) -> &'static [&'static str] {
         match self {
             Self::AdamW(_) => &["first", "second"],
+            #[cfg(test)]
+            Self::Together => &["steps"],
         }
     }
 
@@ -54,6 +59,8 @@ impl Rule {
     pub(crate) fn joins(&self) -> bool {
         match self {
             Self::AdamW(_) => false,
+            #[cfg(test)]
+            Self::Together => true,
         }
     }
 
@@ -63,6 +70,21 @@ impl Rule {
             Self::AdamW(config) => {
                 batch.into_iter().map(|member| config.step(member, pace)).collect()
             }
+            #[cfg(test)]
+            Self::Together => together(batch, pace),
         }
     }
+}
+
+#[cfg(test)]
+fn together<const D: usize>(batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
+    let count = batch.len() as f64;
+    let grads = batch.iter().map(|member| member.grad.clone());
+    let mean = grads.reduce(|sum, grad| sum + grad).expect("no batch is empty") / count;
+    let step = mean * pace.learning_rate;
+    let moved = batch.into_iter().map(|Member { value, mut state, .. }| {
+        let steps = state.remove(0).unwrap_or_else(|| value.zeros_like());
+        Moved { value: value - step.clone(), state: vec![steps + 1.0] }
+    });
+    moved.collect()
 }
