@@ -233,6 +233,10 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         (Progress::Timed(_), None) => {}
     };
     let ops: Vec<_> = ops.into_iter().filter(|op| !plan.cases(*op).is_empty()).collect();
+    if plan.pass == Some(Pass::Backward) && ops.iter().all(|op| op.gradients_in_forward()) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        bail!("{names}: gradients are made in the forward, expected --pass forward or both");
+    }
     let verified = verified(&ops, &plan, &opened, args.jobs)?;
     for (op, verified) in ops.into_iter().zip(&verified) {
         match bench::bench(op, verified, &plan, &opened.device, &mut run, &mut progress) {
@@ -243,7 +247,11 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
                     .filter_map(|c| run.measured(op, &c, dtype, &opened.device));
                 table.0.extend(measured);
             }
-            Err(error) => red.push(error),
+            Err(error) => {
+                let name = op.spec().name;
+                let named = error.starts_with(name);
+                red.push(if named { error } else { format!("{name}: {error}") });
+            }
         }
     }
     run.board = watch.and_then(Watch::end);

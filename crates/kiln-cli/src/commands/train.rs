@@ -69,7 +69,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     preparing.finish();
     let out = config.train.out.clone();
     let mut trainer = if args.resume {
-        Trainer::resume(config, dataset, &opened.device)?
+        let trainer = Trainer::resume(config, dataset, &opened.device)?;
+        if trainer.step() == 0 {
+            say(format_args!("note: {} has no checkpoint, so it begins anew", out.display()));
+        }
+        trainer
     } else {
         Trainer::new(config, dataset, &opened.device)?
     };
@@ -89,6 +93,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn config(args: &Args) -> anyhow::Result<Config> {
     if !args.resume {
         return Ok(config::load(&args.config, &args.set)?);
+    }
+    if args.config.with_file_name("state.json").is_file() {
+        anyhow::bail!(
+            "{} is of a checkpoint, expected the file of its run: --resume goes on from the run's last checkpoint",
+            args.config.display()
+        );
     }
     // The file only says where the run is: nothing else of it counts, so it may be wrong. That in the folder of a run
     // means the folder that it is in, which may be a copy.

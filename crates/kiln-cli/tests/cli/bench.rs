@@ -81,6 +81,8 @@ fn a_run_has_all_passes_and_reads_its_data_again() {
     let place = place();
     let place = place.path();
     let bench = ["bench", "linear_cross_entropy", "--device", "cpu", "--shapes", "small"];
+    let line = error(place, &[&bench[..], &["--pass", "backward"]].concat());
+    assert!(line.ends_with("gradients are made in the forward, expected --pass forward or both"));
     let more = ["--rounds", "1", "--data", "numbers", "--json", "run.json"];
     let bench = [&bench[..], &more].concat();
     let (status, out, err) = kiln(place, &bench);

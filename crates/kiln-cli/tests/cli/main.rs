@@ -111,6 +111,10 @@ fn trains_resumes_and_generates() {
     let gone = ["train", "gone.toml", "--device", "cpu", "--resume", "--set"];
     let (status, _, err) = kiln(place, &[&gone[..], &["train.out=runs/test"]].concat());
     assert!(status == 0 && err.contains("finished at step 9"), "{err}");
+    let mut checkpoints = fs::read_dir(place.join("runs/test/checkpoints")).unwrap();
+    let saved = checkpoints.next().unwrap().unwrap().path().join("config.toml");
+    let line = error(place, &["train", saved.to_str().unwrap(), "--device", "cpu", "--resume"]);
+    assert!(line.contains("is of a checkpoint, expected the file of its run"), "{line}");
     // A copy of a run is a run of its own, whatever its configuration says.
     let copied = place.join("runs/copy");
     copy(&place.join("runs/test"), &copied);
