@@ -102,6 +102,18 @@ pub(crate) fn row_max<N: Size>(
     rows
 }
 
+/// The sums of the two rows of a unit over the quad that shares them, from what each unit added up of its own; in a fixed
+/// order.
+#[cube]
+pub(crate) fn row_sum(parts: Vector<f32, Const<2>>) -> Vector<f32, Const<2>> {
+    let mut rows = Vector::<f32, Const<2>>::empty();
+    #[unroll]
+    for r in 0..2usize {
+        rows.insert(r, quad_sum(parts.extract(r)));
+    }
+    rows
+}
+
 /// Each row times its factor.
 #[cube]
 pub(crate) fn scale_rows<N: Size>(

@@ -121,12 +121,8 @@ fn chained_kernel<E: Float>(
             }
             state.advance(2u32);
         }
-        let mut factors = Vector::<f32, Const<2>>::empty();
-        #[unroll]
-        for r in 0..2usize {
-            factors.insert(r, 1.0f32 / quad_sum(rows[1].extract(r)));
-        }
-        total[0] = scale_rows::<Const<32>>(total[0], factors);
+        let one = Vector::<f32, Const<2>>::new(1.0f32);
+        total[0] = scale_rows::<Const<32>>(total[0], one / row_sum(rows[1]));
         let (row, col) = origin(UNIT_POS);
         #[unroll]
         for i in 0..32usize {

@@ -12,8 +12,8 @@ use super::block::{Reading, Rings, TURNS, Warpgroup, begin_block, end_block, pas
 use super::output::{store, write_lse};
 use super::places::{Blocks, NONE, Places, QueryTile, blocks, query_tile};
 use super::plan::Forward;
-use super::softmax::{RowPair, begin, inverses, sight, totals};
-use crate::tile::cuda::fragment::{origin, scale_rows};
+use super::softmax::{RowPair, begin, inverses, sight};
+use crate::tile::cuda::fragment::{origin, row_sum, scale_rows};
 use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::store::{Stored, chunk_addresses};
@@ -78,7 +78,7 @@ pub(super) fn consume(
             places,
             forward,
         );
-        let sums = totals(stats[1]);
+        let sums = row_sum(stats[1]);
         if comptime!(forward.lse) {
             write_lse(lse, &me, &tile, stats[0], sums, places);
         }

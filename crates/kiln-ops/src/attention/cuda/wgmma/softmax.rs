@@ -6,7 +6,7 @@
 use super::places::{Places, limits};
 use super::plan::Forward;
 use crate::exponential::{exp2, reciprocal};
-use crate::tile::cuda::fragment::{offset, quad_sum, row_max};
+use crate::tile::cuda::fragment::{offset, row_max};
 use crate::tile::cuda::ptx::log2;
 use cubecl::prelude::*;
 
@@ -150,17 +150,6 @@ pub(super) fn settle(sums: RowPair) {
         "@p st.shared.b32 [zero], zero; }}",
         a = in(_) sums.extract(0usize), b = in(_) sums.extract(1usize)
     );
-}
-
-/// The sums of whole rows, over the quad that shares them.
-#[cube]
-pub(super) fn totals(sums: RowPair) -> RowPair {
-    let mut totals = RowPair::empty();
-    #[unroll]
-    for r in 0..2usize {
-        totals.insert(r, quad_sum(sums.extract(r)));
-    }
-    totals
 }
 
 /// What rows are divided by, as factors; 0 for one that saw nothing.
