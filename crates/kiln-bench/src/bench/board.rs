@@ -2,9 +2,9 @@
 
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
+use tempfile::NamedTempFile;
 
 /// What does not change in a run.
 const FIXED: &str = "driver_version,power.limit,clocks.max.sm";
@@ -95,45 +95,43 @@ impl Board {
 pub struct Watch {
     /// Its address on the bus.
     id: String,
+    /// What does not change.
+    fixed: String,
     sampler: Child,
-    log: File,
+    log: NamedTempFile,
 }
 
 impl Watch {
     /// Begins to sample the board of `device`; none where there is no `nvidia-smi` or the device is no board.
     pub fn begin(device: &Device) -> Option<Self> {
         let id = kiln_ops::device::pci_address(device)?;
-        let log = tempfile::tempfile().ok()?;
+        let fixed = ask(&id, FIXED)?;
+        let log = NamedTempFile::new().ok()?;
         let sampler =
-            query(&id, SAMPLED).args(["-lms", EVERY]).stdout(log.try_clone().ok()?).spawn().ok()?;
-        Some(Self { id, sampler, log })
+            query(&id, SAMPLED).args(["-lms", EVERY]).stdout(log.reopen().ok()?).spawn().ok()?;
+        Some(Self { id, fixed, sampler, log })
     }
 
-    /// Ends it.
-    pub fn end(mut self) -> Option<Board> {
-        let ask = |fields| {
-            let output = query(&self.id, fields).output().ok()?;
-            String::from_utf8(output.stdout).ok()
-        };
+    /// The board up to now.
+    pub fn board(&self) -> Option<Board> {
         // One more sample, for a run that was shorter than the time between two.
-        let (fixed, mut samples) = (ask(FIXED)?, ask(SAMPLED)?);
-        self.stop();
-        self.log.rewind().ok()?;
-        self.log.read_to_string(&mut samples).ok()?;
-        Board::read(&fixed, &samples)
+        let mut samples = ask(&self.id, SAMPLED)?;
+        self.log.reopen().ok()?.read_to_string(&mut samples).ok()?;
+        Board::read(&self.fixed, &samples)
     }
+}
 
-    fn stop(&mut self) {
+impl Drop for Watch {
+    fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.sampler.kill();
         let _ = self.sampler.wait();
     }
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop();
-    }
+/// What `nvidia-smi` says of these fields of this board, once.
+fn ask(id: &str, fields: &str) -> Option<String> {
+    String::from_utf8(query(id, fields).output().ok()?.stdout).ok()
 }
 
 /// `nvidia-smi` asked for these fields of this board.

@@ -227,8 +227,9 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     let mut progress = |progress: Progress<'_>| match (progress, &args.json) {
         (Progress::Note(line), _) => say(line),
         (Progress::Timed(run), Some(path)) => {
+            let board = watch.as_ref().and_then(Watch::board);
             // An error would be that of the last one too.
-            let _ = write_run(path, run);
+            let _ = write_run(path, &Run { board, ..run.clone() });
         }
         (Progress::Timed(_), None) => {}
     };
@@ -254,7 +255,7 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    run.board = watch.and_then(Watch::end);
+    run.board = watch.as_ref().and_then(Watch::board);
     print(bench::table(&run, args.markdown));
     for error in &red {
         print(error);
