@@ -200,7 +200,7 @@ fn generate(parts: &[Part], dtype: DType) -> Vec<(String, Encoded)> {
         let (n, own) = (part.elements(), part.dtype(dtype));
         let mut bytes = Vec::with_capacity(n * own.size());
         match part.holds {
-            Numbers::One => push(&mut bytes, 1.0, own),
+            Numbers::One => extend(&mut bytes, [1.0].into_iter(), own),
             Numbers::Classes(classes) => {
                 for _ in 0..n {
                     bytes.extend_from_slice(&rng.random_range(0..classes as i64).to_le_bytes());
@@ -216,9 +216,8 @@ fn generate(parts: &[Part], dtype: DType) -> Vec<(String, Encoded)> {
                     let start = rng.random_range(0..=BLOCK - PIECE);
                     let sign = if rng.random::<bool>() { 1.0 } else { -1.0 };
                     let (mean, factor) = (mean as f32, (sign * deviation) as f32);
-                    for value in &block[start..start + PIECE.min(n - done)] {
-                        push(&mut bytes, mean + factor * value, own);
-                    }
+                    let piece = &block[start..start + PIECE.min(n - done)];
+                    extend(&mut bytes, piece.iter().map(|value| mean + factor * value), own);
                 }
             }
         }
@@ -227,12 +226,12 @@ fn generate(parts: &[Part], dtype: DType) -> Vec<(String, Encoded)> {
     tensors
 }
 
-/// A number as an element type has it.
-fn push(bytes: &mut Vec<u8>, value: f32, dtype: DType) {
+/// Adds numbers as an element type has them.
+fn extend(bytes: &mut Vec<u8>, values: impl Iterator<Item = f32>, dtype: DType) {
     match dtype {
-        DType::BF16 => bytes.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
-        DType::F16 => bytes.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
-        _ => bytes.extend_from_slice(&value.to_le_bytes()),
+        DType::BF16 => bytes.extend(values.flat_map(|x| bf16::from_f32(x).to_le_bytes())),
+        DType::F16 => bytes.extend(values.flat_map(|x| f16::from_f32(x).to_le_bytes())),
+        _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
     }
 }
 
