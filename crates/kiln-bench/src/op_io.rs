@@ -42,6 +42,7 @@ pub fn describe(spec: &Spec) -> String {
         let holds = match input.holds {
             Holds::Float => "",
             Holds::F32 => " F32",
+            Holds::OptionalF32 => " F32, optional",
             Holds::Classes(_) => " I64 or I32",
             Holds::Ends(_) => " I64 or I32, optional",
         };
@@ -125,7 +126,11 @@ pub fn run(request: &Request) -> Result<(), String> {
     }
     for (index, tensor) in spec.float_inputs().zip(&run.gradients) {
         let input = &spec.inputs[index];
-        let dtype = if input.holds == Holds::F32 { DType::F32 } else { dtype };
+        // No gradient of what is missing.
+        if input.holds.optional() && tensor.values.is_empty() {
+            continue;
+        }
+        let dtype = if input.holds.is_f32() { DType::F32 } else { dtype };
         results.push((format!("grad.{}", input.name), encode(tensor, dtype)?));
     }
     let metadata = HashMap::from([
@@ -193,8 +198,8 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
             format!("{}: missing tensor `{name}`, expected [{}]", spec.name, input.shape.join(", "))
         };
         let view = match tensors.tensor(name) {
-            Err(_) if matches!(input.holds, Holds::Ends(_)) => {
-                inputs.push(HostTensor::new([0], vec![]));
+            Err(_) if input.holds.optional() => {
+                inputs.push(HostTensor::new(vec![0; input.shape.len()], vec![]));
                 continue;
             }
             view => view.map_err(missing)?,
@@ -207,8 +212,8 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
                 return Err(wrong("I64 or I32"));
             }
             Holds::Classes(_) | Holds::Ends(_) => {}
-            Holds::F32 if found != Dtype::F32 => return Err(wrong("F32")),
-            Holds::F32 => {}
+            of if of.is_f32() && found != Dtype::F32 => return Err(wrong("F32")),
+            Holds::F32 | Holds::OptionalF32 => {}
             Holds::Float => {
                 let float = float_dtype(found).ok_or_else(|| wrong("F32, BF16 or F16"))?;
                 let first = *dtype.get_or_insert(float);

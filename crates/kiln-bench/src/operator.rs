@@ -15,6 +15,8 @@ pub enum Holds {
     Float,
     /// Small float tensors that are f32 whatever the element type of the operation.
     F32,
+    /// The same. May be missing: a call without has no elements of it, and all its sizes are 0.
+    OptionalF32,
     /// Class indices below this dimension, or the attribute `ignore_index`.
     Classes(&'static str),
     /// 0, then where parts of this dimension end, the last with it. May be missing: a call without has no
@@ -26,6 +28,16 @@ impl Holds {
     /// Whether it holds integers, which have no gradient.
     pub fn integers(self) -> bool {
         matches!(self, Self::Classes(_) | Self::Ends(_))
+    }
+
+    /// Whether it is f32 whatever the element type of the operation.
+    pub fn is_f32(self) -> bool {
+        matches!(self, Self::F32 | Self::OptionalF32)
+    }
+
+    /// Whether a call may be without it.
+    pub fn optional(self) -> bool {
+        matches!(self, Self::OptionalF32 | Self::Ends(_))
     }
 }
 
@@ -41,15 +53,19 @@ pub struct InputSpec {
     pub holds: Holds,
     /// Mean of its test data: away from 0 and 1 where those hide mistakes.
     pub mean: f64,
-    /// A weight matrix `[in, out]`: its data is divided by the root of `in`, so that products
-    /// neither grow nor saturate.
+    /// A weight matrix `[in, out]`, or `[out, in]` of those that are f32 alone: its data is divided by the root of
+    /// `in`, so that products neither grow nor saturate.
     pub fan_in: bool,
 }
 
 impl InputSpec {
     /// What its test data is multiplied with, in the gate as in the bench.
     pub fn scale(&self, shape: &[usize]) -> f64 {
-        if self.fan_in { 1.0 / (shape[0] as f64).sqrt() } else { 1.0 }
+        let fan_in = if self.holds.is_f32() { shape.last() } else { shape.first() };
+        match fan_in {
+            Some(n) if self.fan_in => 1.0 / (*n as f64).sqrt(),
+            _ => 1.0,
+        }
     }
 }
 
@@ -166,7 +182,8 @@ impl std::fmt::Display for Case {
             |shape: &Vec<usize>| shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×");
         f.write_str(&join(&self.shapes[0]))?;
         for (i, shape) in self.shapes.iter().enumerate().skip(1) {
-            if !self.shapes[..i].contains(shape) && shape.len() > 1 {
+            let missing = shape.iter().all(|size| *size == 0);
+            if !self.shapes[..i].contains(shape) && shape.len() > 1 && !missing {
                 write!(f, ", {}", join(shape))?;
             }
         }
@@ -315,7 +332,7 @@ pub trait Operator: Sync {
 
     /// Whether a call may have no elements of this input.
     fn may_be_empty(&self, input: usize) -> bool {
-        matches!(self.spec().inputs[input].holds, Holds::Ends(_))
+        self.spec().inputs[input].holds.optional()
     }
 
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
@@ -358,6 +375,9 @@ impl Spec {
     pub fn dims(&self, shapes: &[Vec<usize>]) -> Result<Dims, String> {
         let mut dims = Dims::new();
         for (input, shape) in self.inputs.iter().zip(shapes) {
+            if input.holds == Holds::OptionalF32 && shape.iter().all(|size| *size == 0) {
+                continue;
+            }
             let known = dims.clone();
             let wrong = || {
                 let expected = show(input.shape, &known);

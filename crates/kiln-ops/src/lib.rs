@@ -49,6 +49,7 @@ pub mod cross_entropy;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod mhc_post;
+pub mod mhc_pre;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
@@ -70,6 +71,7 @@ pub mod prelude {
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;
+    pub use crate::mhc_pre::{MhcPre, MhcPreOptions, mhc_pre};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};

@@ -14,6 +14,7 @@ mod rounding;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod through;
 
 pub use bounded::{Bounded, Errors, LAMBDA};
 pub use compare::{Comparison, Place, Worst, compare};
@@ -21,6 +22,7 @@ pub use format::Format;
 pub use number::Number;
 pub use rounding::{Path, Products, Rounding};
 pub use sums::block_errors;
+pub use through::Step;
 
 use burn::tensor::DType;
 

@@ -87,7 +87,7 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
             Holds::Ends(dim) => Numbers::Ends(dims[dim][0]),
             _ => Numbers::Normal { mean: input.mean * scale, deviation: scale },
         };
-        let f32 = input.holds == Holds::F32;
+        let f32 = input.holds.is_f32();
         Part { name: input.name.into(), shape: shape.clone(), holds, f32 }
     });
     let cotangents = spec.outputs.iter().filter(|_| spec.differentiable).map(|output| {

@@ -47,13 +47,12 @@ impl Data {
             .iter()
             .zip(&case.shapes)
             .map(|(input, shape)| match input.holds {
-                Holds::Float => {
+                Holds::Float | Holds::F32 | Holds::OptionalF32 => {
                     let scale = input.scale(shape);
                     let mut tensor = HostTensor::normal(shape, input.mean, rng);
                     tensor.values.iter_mut().for_each(|v| *v *= scale);
-                    tensor.rounded(dtype)
+                    tensor.rounded(if input.holds.is_f32() { DType::F32 } else { dtype })
                 }
-                Holds::F32 => HostTensor::normal(shape, input.mean, rng).rounded(DType::F32),
                 Holds::Classes(dim) => {
                     let classes = dims[dim][0] as i64;
                     let ignored = attributes.integer("ignore_index");
@@ -233,7 +232,7 @@ fn upload(
     let inputs = op.spec().inputs.iter().zip(&data.inputs);
     let one = |(input, host): (&InputSpec, &HostTensor)| match input.holds {
         Holds::Float => Input::float(host, dtype, layout, gradient, device),
-        Holds::F32 => Input::float(host, DType::F32, layout, gradient, device),
+        Holds::F32 | Holds::OptionalF32 => Input::float(host, DType::F32, layout, gradient, device),
         Holds::Classes(_) | Holds::Ends(_) => Input::int(host, gradient, device),
     };
     inputs.map(one).collect()

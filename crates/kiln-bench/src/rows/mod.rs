@@ -8,6 +8,7 @@ mod gram;
 mod linear_cross_entropy;
 mod matmul;
 mod mhc_post;
+mod mhc_pre;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -25,6 +26,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &swiglu_mlp::Row,
     &attention::Row,
     &bk::Row,
+    &mhc_pre::Row,
     &mhc_post::Row,
     &cross_entropy::Row,
     &linear_cross_entropy::Row,

@@ -17,6 +17,7 @@ use super::functions;
 use super::number::Number;
 use super::rounding::{Path, Rounding};
 use super::sums;
+use super::through::{self, Step};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// λ: 5·10⁻¹⁸ for one element, under 10⁻⁹ for 10⁸ of them.
@@ -316,6 +317,10 @@ impl Number for Bounded {
 
     fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self {
         sums::dot(terms)
+    }
+
+    fn through(inputs: &[Self], f: impl Fn(&[f64], Step<'_>) -> Vec<f64>) -> Vec<Self> {
+        through::through(inputs, f)
     }
 
     fn product(a: &[Self], b: &[Self], sizes: [usize; 3], transposed: [bool; 2]) -> Vec<Self> {

@@ -4,6 +4,7 @@
 //! where numbers share an error ([`of_row`](Number::of_row)). Of float64 these words change nothing.
 
 use super::rounding::Path;
+use super::through::Step;
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -77,6 +78,11 @@ pub trait Number:
     /// Σ left · right, as [`sum`](Self::sum), by whatever multiplies matrices.
     fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self;
 
+    /// f of a few numbers: an iteration along which running bounds would grow and errors do not. `f` passes every number
+    /// on the way that f32 rounds through the second argument, with the units that it may be off in one direction beside,
+    /// and must round the terms of sums that may cancel, not the sums.
+    fn through(inputs: &[Self], f: impl Fn(&[f64], Step<'_>) -> Vec<f64>) -> Vec<Self>;
+
     /// op(A) · op(B) of row-major A and B, `[m, k]` · `[k, n]` after the transposes that `transposed` asks for.
     fn product(a: &[Self], b: &[Self], sizes: [usize; 3], transposed: [bool; 2]) -> Vec<Self>;
 }
@@ -140,6 +146,10 @@ impl Number for f64 {
 
     fn dot(terms: impl IntoIterator<Item = (Self, Self)>) -> Self {
         terms.into_iter().map(|(a, b)| a * b).sum()
+    }
+
+    fn through(inputs: &[Self], f: impl Fn(&[f64], Step<'_>) -> Vec<f64>) -> Vec<Self> {
+        f(inputs, &mut |x, _| x)
     }
 
     fn product(

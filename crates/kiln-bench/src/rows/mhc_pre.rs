@@ -1,0 +1,165 @@
+//! mhc_pre.
+
+use super::elements;
+use crate::attributes::{Attribute, Attributes, Kind};
+use crate::host::BoundedTensor;
+use crate::operator::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
+use kiln_ops::mhc_post::MAX_STREAMS;
+use kiln_ops::mhc_pre::oracle::{self, Inputs};
+use kiln_ops::mhc_pre::{MAX_SINKHORN, MhcPreOptions, mhc_pre};
+use kiln_ops::oracle::Bounded;
+
+pub(crate) struct Row;
+
+/// The input that scales x.
+const GAMMA: usize = 4;
+
+const SPEC: Spec = Spec {
+    name: "mhc_pre",
+    formula: "with y = norm(x)·φᵀ: h_in = Σ_i (sigmoid(α₀·y + bias) + hc_eps)[i]·x[i], \
+              h_post = 2·sigmoid(α₁·y + bias), h_res = sinkhorn(α₂·y + bias)",
+    inputs: &[
+        InputSpec {
+            name: "x",
+            shape: &["B", "S", "n", "D"],
+            holds: Holds::Float,
+            mean: 0.2,
+            fan_in: false,
+        },
+        InputSpec { name: "phi", shape: &["M", "K"], holds: Holds::F32, mean: 0.1, fan_in: true },
+        InputSpec { name: "alpha", shape: &["3"], holds: Holds::F32, mean: 1.0, fan_in: false },
+        InputSpec { name: "bias", shape: &["M"], holds: Holds::F32, mean: 0.1, fan_in: false },
+        InputSpec {
+            name: "gamma",
+            shape: &["n", "D"],
+            holds: Holds::OptionalF32,
+            mean: 1.0,
+            fan_in: false,
+        },
+    ],
+    attributes: &[
+        Attribute { name: "norm_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
+        Attribute { name: "hc_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
+        Attribute { name: "sinkhorn", default: "0", kind: Kind::IntegerAtLeast(0) },
+    ],
+    outputs: &[
+        OutputSpec { name: "h_in", shape: &["B", "S", "D"], f32: false },
+        OutputSpec { name: "h_post", shape: &["B", "S", "n"], f32: true },
+        OutputSpec { name: "h_res", shape: &["B", "S", "n", "n"], f32: true },
+    ],
+    differentiable: true,
+    kernel: false,
+};
+
+fn options(attributes: &Attributes) -> MhcPreOptions {
+    MhcPreOptions {
+        norm_eps: attributes.number("norm_eps"),
+        hc_eps: attributes.number("hc_eps"),
+        // Beyond the largest the operator says so.
+        sinkhorn: attributes.integer("sinkhorn") as usize,
+    }
+}
+
+fn inputs<'a>(call: &HostCall<'a>) -> Inputs<'a, Bounded> {
+    let [x, phi, alpha, bias, gamma] = call.inputs else { unreachable!("five inputs") };
+    Inputs {
+        x: &x.values,
+        phi: &phi.values,
+        alpha: &alpha.values,
+        bias: &bias.values,
+        gamma: &gamma.values,
+    }
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn tf32_reference(&self) -> bool {
+        true
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let gamma = !call.inputs[GAMMA].shape().contains(&0);
+        let gamma = gamma.then(|| call.float(GAMMA));
+        let (x, phi) = (call.float(0), call.float(1));
+        let of = mhc_pre(x, phi, call.float(2), call.float(3), gamma, options(call.attributes))?;
+        Ok(vec![of.h_in.flatten(0, 2), of.h_post.flatten(0, 2), of.h_res.flatten(0, 3)])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
+        let [b, s, n, d] = call.inputs[0].shape[..] else { unreachable!("rank 4") };
+        let outputs = oracle::forward(inputs(call), n, options(call.attributes));
+        let shapes = [vec![b, s, d], vec![b, s, n], vec![b, s, n, n]];
+        shapes.into_iter().zip(outputs).map(|(shape, y)| BoundedTensor::new(shape, y)).collect()
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
+        let [h_in, h_post, h_res] = dy else { unreachable!("three outputs") };
+        let cotangents = [&h_in.values[..], &h_post.values, &h_res.values];
+        let n = call.inputs[0].shape[2];
+        oracle::backward(inputs(call), n, options(call.attributes), cotangents)
+            .into_iter()
+            .zip(call.inputs)
+            .map(|(gradient, input)| BoundedTensor::new(input.shape.clone(), gradient))
+            .collect()
+    }
+
+    fn fit(&self, dims: &mut Dims) {
+        let n = (dims["n"][0] - 1) % MAX_STREAMS + 1;
+        let rows = n * n + 2 * n;
+        for (name, size) in [("n", n), ("M", rows), ("K", n * dims["D"][0])] {
+            dims.insert(name, vec![size]);
+        }
+        // The bounds of Sinkhorn take time.
+        for name in ["B", "S"] {
+            dims.entry(name).and_modify(|size| size[0] = size[0].min(3));
+        }
+    }
+
+    fn vary(&self, mut case: Case, number: u64) -> Case {
+        if number.is_multiple_of(2) {
+            case.shapes[GAMMA] = vec![0, 0];
+        }
+        case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        vec![
+            case([1, 1, 1, 1], true),
+            case([1, 7, 1, 13], false).with("sinkhorn", 1),
+            case([2, 3, 2, 80], true).with("sinkhorn", 2).with("hc_eps", 0.01),
+            case([1, 5, 3, 257], false).with("norm_eps", 0.1),
+            case([3, 5, 4, 96], true).with("sinkhorn", 10),
+            case([1, 33, 4, 31], false).with("sinkhorn", 3),
+            case([1, 3, 4, 700], true).with("sinkhorn", 20),
+            case([1, 130, 4, 16], true),
+            case([1, 3, 8, 64], true).with("sinkhorn", 5),
+            case([1, 2, 5, 200], false).with("sinkhorn", MAX_SINKHORN),
+        ]
+    }
+
+    // What is timed needs a check of its own, which comes with the kernel.
+    fn shapes(&self, _scale: Scale) -> Vec<Case> {
+        vec![]
+    }
+
+    fn work(&self, of: &Case, dtype: DType) -> (Work, Work) {
+        let (n, size) = (of.shapes[0][2] as f64, dtype.size() as f64);
+        let (x, rows) = (elements(of, 0), of.shapes[1][0] as f64);
+        let small = (x / of.shapes[1][1] as f64 * (n * n + n) + elements(of, 1)) * 4.0;
+        let h_in = x / n;
+        (
+            Work { bytes: (x + h_in) * size + small, flops: 2.0 * x * (rows + 2.0) },
+            Work { bytes: (2.0 * x + h_in) * size + 2.0 * small, flops: 4.0 * x * (rows + 2.0) },
+        )
+    }
+}
+
+fn case([b, s, n, d]: [usize; 4], gamma: bool) -> Case {
+    let (rows, gamma) = (n * n + 2 * n, if gamma { [n, d] } else { [0, 0] });
+    Case::new([&[b, s, n, d], &[rows, n * d], &[3], &[rows], &gamma])
+}
