@@ -185,6 +185,55 @@ fn frozen_inputs_and_unused_outputs() {
     }
 }
 
+#[test]
+fn repeats_bit_for_bit() {
+    for device in devices() {
+        let case = Case::new(([3, 41, 4, 130], 7), true, DType::F32, 5, &device);
+        let first = case.run([true; 5], [true; 3]);
+        assert!(first == case.run([true; 5], [true; 3]), "{device:?}");
+    }
+}
+
+/// Streams that lie elsewhere: dimensions that have been swapped, and cut out of wider tensors.
+#[test]
+fn every_stride() {
+    for device in exact() {
+        let case = Case::new(([3, 4, 2, 64], 3), false, DType::F32, 7, &device);
+        let ([expected, ..], _) = case.expected([true; 3]);
+        let near = |x: Tensor<4>, phi: Tensor<2>, what: &str| {
+            let (alpha, bias) = (case.alpha.clone(), case.bias.clone());
+            let of = mhc_pre(x, phi, alpha, bias, None, case.options).unwrap();
+            assert_near(&values(&of.h_in), &expected, DType::F32, 20, what);
+        };
+        // The same numbers, the dimensions in another order in memory.
+        let across = case.x.clone().swap_dims(0, 1).to_data();
+        let across = Tensor::<4>::from_data(across, &device).swap_dims(0, 1);
+        near(across, case.phi.clone(), "swapped");
+        let wide = Tensor::cat(vec![case.x.clone().zeros_like(), case.x.clone()], 3);
+        near(wide.narrow(3, 64, 64), case.phi.clone(), "cut");
+        let turned = Tensor::<2>::from_data(case.phi.clone().transpose().to_data(), &device);
+        near(case.x.clone(), turned.transpose(), "phi turned");
+    }
+}
+
+#[test]
+fn gradient_checkpointing() {
+    for device in exact() {
+        let case = Case::new(([2, 3, 4, 40], 5), false, DType::F32, 11, &device);
+        let (_, [dx, ..]) = case.expected([true, false, false]);
+        let checkpointing = device.clone().autodiff().gradient_checkpointing();
+        let x = Tensor::<4>::from_data(case.x.to_data(), &checkpointing).require_grad();
+        let phi = Tensor::<2>::from_data(case.phi.to_data(), &checkpointing);
+        let alpha = Tensor::<1>::from_data(case.alpha.to_data(), &checkpointing);
+        let bias = Tensor::<1>::from_data(case.bias.to_data(), &checkpointing);
+        let doubled = x.clone().mul_scalar(2.0).mul_scalar(0.5);
+        let of = mhc_pre(doubled, phi, alpha, bias, None, case.options).unwrap();
+        let dh_in = Tensor::<3>::from_data(case.cotangents.0.to_data(), &checkpointing);
+        let grads = pull(of.h_in.mul_scalar(1.0), &dh_in).backward();
+        assert_near(&values(&x.grad(&grads).unwrap()), &dx, DType::F32, 100, "dx");
+    }
+}
+
 /// Rows and columns of h_res add up to 1: columns, which are divided last, at once, rows after some repeats.
 #[test]
 fn sinkhorn_makes_rows_and_columns_that_add_up_to_1() {

@@ -7,6 +7,8 @@ use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::mhc_post::MAX_STREAMS;
+#[cfg(feature = "cube")]
+use kiln_ops::mhc_pre::backend;
 use kiln_ops::mhc_pre::oracle::{self, Inputs};
 use kiln_ops::mhc_pre::{MAX_SINKHORN, MhcPreOptions, mhc_pre};
 use kiln_ops::oracle::Bounded;
@@ -50,7 +52,7 @@ const SPEC: Spec = Spec {
         OutputSpec { name: "h_res", shape: &["B", "S", "n", "n"], f32: true },
     ],
     differentiable: true,
-    kernel: false,
+    kernel: true,
 };
 
 fn options(attributes: &Attributes) -> MhcPreOptions {
@@ -73,9 +75,30 @@ fn inputs<'a>(call: &HostCall<'a>) -> Inputs<'a, Bounded> {
     }
 }
 
+fn gamma(call: &Call<'_>) -> Option<Tensor<2>> {
+    let missing = call.inputs[GAMMA].shape().contains(&0);
+    (!missing).then(|| call.float(GAMMA))
+}
+
+/// x, φ with γ in it, α and bias.
+#[cfg(feature = "cube")]
+fn folded(call: &Call<'_>) -> (Tensor<4>, Tensor<2>, Tensor<1>, Tensor<1>) {
+    let phi: Tensor<2> = call.float(1);
+    let width = phi.dims()[1];
+    let phi = match gamma(call) {
+        Some(gamma) => phi * gamma.reshape([1, width]),
+        None => phi,
+    };
+    (call.float(0), phi, call.float(2), call.float(3))
+}
+
 impl Operator for Row {
     fn spec(&self) -> &'static Spec {
         &SPEC
+    }
+
+    fn tiled(&self) -> bool {
+        true
     }
 
     fn tf32_reference(&self) -> bool {
@@ -83,11 +106,51 @@ impl Operator for Row {
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let gamma = !call.inputs[GAMMA].shape().contains(&0);
-        let gamma = gamma.then(|| call.float(GAMMA));
-        let (x, phi) = (call.float(0), call.float(1));
+        let (x, phi, gamma) = (call.float(0), call.float(1), gamma(call));
         let of = mhc_pre(x, phi, call.float(2), call.float(3), gamma, options(call.attributes))?;
         Ok(vec![of.h_in.flatten(0, 2), of.h_post.flatten(0, 2), of.h_res.flatten(0, 3)])
+    }
+
+    #[cfg(feature = "cube")]
+    fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
+        let (x, phi, alpha, bias) = folded(call);
+        let (mix, norm) = backend::kept(x, phi, alpha, bias, options(call.attributes));
+        vec![mix, norm.unsqueeze()]
+    }
+
+    #[cfg(feature = "cube")]
+    fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
+        let inputs = folded(call);
+        let [b, s, n, d] = inputs.0.dims();
+        let dh_in = dy[0].clone().reshape([b, s, d]);
+        let (dh_post, dh_res) = (dy[1].clone(), dy[2].clone());
+        let cotangents = (dh_in, dh_post.reshape([b, s, n]), dh_res.reshape([b, s, n, n]));
+        let kept = (call.rows(GAMMA + 1), call.rows(GAMMA + 2).flatten(0, 1));
+        let gradients = backend::backward(cotangents, inputs, kept, options(call.attributes));
+        let (dx, dphi, dalpha, dbias) = gradients;
+        Some(vec![dx.flatten(0, 2), dphi, dalpha.unsqueeze(), dbias.unsqueeze()])
+    }
+
+    // Of φ and γ, where the kernels know of their product.
+    fn gradients(
+        &self,
+        call: &Call<'_>,
+        _cotangents: &[Tensor<1>],
+        kernels: Vec<Tensor<2>>,
+    ) -> Vec<Tensor<1>> {
+        let mut gradients: Vec<_> = kernels.into_iter().map(|of| of.flatten(0, 1)).collect();
+        let phi: Tensor<2> = call.float(1);
+        let dphi = gradients[1].clone().reshape(phi.dims());
+        let dgamma = match gamma(call) {
+            Some(gamma) => {
+                let scaled = dphi.clone() * gamma.reshape([1, phi.dims()[1]]);
+                gradients[1] = scaled.flatten(0, 1);
+                (dphi * phi).sum_dim(0).flatten(0, 1)
+            }
+            None => Tensor::zeros([0], &phi.device()),
+        };
+        gradients.push(dgamma);
+        gradients
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {

@@ -14,6 +14,10 @@
 //! dα = Σ ⟨g, y⟩ over the tokens, and with dm = r·α∘g: dφ = Σ dm·(γ ∘ X)ᵀ, dγ = Σ X ∘ φᵀ·dm and
 //! dX = γ ∘ φᵀ·dm − (⟨α∘g, y⟩·r²/K)·X + h_pre\[i\]·dh_in.
 
+#[cfg(feature = "cube")]
+pub mod backend;
+#[cfg(feature = "cube")]
+mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -21,7 +25,7 @@ pub mod reference;
 use crate::OpError;
 use crate::check::Check;
 use crate::mhc_post::MAX_STREAMS;
-use crate::policy;
+use crate::policy::{self, Choice};
 use burn::tensor::{DType, Tensor};
 
 const OP: &str = "mhc_pre";
@@ -67,11 +71,12 @@ pub struct MhcPre {
 /// * `bias`: `[n² + 2n]`, f32.
 /// * `gamma`: `[n, D]`, f32, scales x where φ reads it; none: 1.
 ///
-/// Arithmetic is f32. Gradients flow to all of them.
+/// Arithmetic is f32. Gradients flow to all of them; two runs agree bit for bit.
 ///
 /// # Errors
 ///
-/// [`OpError`] on a wrong shape, element type, device or option. There is no kernel yet: asking for one is an error too.
+/// [`OpError`] on a wrong shape, element type, device or option, and where the fused kernel was asked for on a device
+/// that has none.
 pub fn mhc_pre(
     x: Tensor<4>,
     phi: Tensor<2>,
@@ -106,6 +111,18 @@ pub fn mhc_pre(
     check.number("hc_eps", hc_eps, hc_eps >= 0.0, "a number of at least 0")?;
     let expected = format!("0 to {MAX_SINKHORN}");
     check.number("sinkhorn", sinkhorn as f64, sinkhorn <= MAX_SINKHORN, &expected)?;
-    policy::choose_if(OP, x.shape().num_elements(), &x, Err("there is no kernel yet".into()))?;
-    Ok(reference::mhc_pre(x, phi, alpha, bias, gamma, options))
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
+        #[cfg(feature = "cube")]
+        Choice::Fused => backend::fused(x, phi, alpha, bias, gamma, options),
+        Choice::Reference => reference::mhc_pre(x, phi, alpha, bias, gamma, options),
+    })
+}
+
+/// φ times γ, if there is one.
+fn scaled(phi: Tensor<2>, gamma: Option<Tensor<2>>) -> Tensor<2> {
+    let width = phi.dims()[1];
+    match gamma {
+        Some(gamma) => phi * gamma.reshape([1, width]),
+        None => phi,
+    }
 }

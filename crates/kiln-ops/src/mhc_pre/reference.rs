@@ -26,10 +26,7 @@ pub fn mhc_pre(
         };
     }
     let x = x.cast(DType::F32).reshape([tokens, width]);
-    let phi = match gamma {
-        Some(gamma) => phi * gamma.reshape([1, width]),
-        None => phi,
-    };
+    let phi = super::scaled(phi, gamma);
     let squares = (x.clone() * x.clone()).mean_dim(1);
     let r = squares.add_scalar(norm_eps).sqrt().recip();
     let y = x.clone().matmul(phi.transpose()) * r;

@@ -17,6 +17,8 @@ use kiln_ops::cross_entropy::backend::{
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
 use kiln_ops::mhc_post::backend::{self as mhc_post, MhcPostGradOps, MhcPostOps};
+use kiln_ops::mhc_pre::MhcPreOptions;
+use kiln_ops::mhc_pre::backend::{self as mhc_pre, MhcPreGradOps, MhcPreOps};
 use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
@@ -59,6 +61,7 @@ pub fn all(client: &Client) -> Vec<Call> {
     let mut calls = vec![];
     for (dtype, name) in DTYPES {
         norms(client, dtype, name, &mut calls);
+        before_a_layer(client, dtype, name, &mut calls);
         pointwise(client, dtype, name, &mut calls);
         streams(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
@@ -174,6 +177,41 @@ fn streams(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let (wanted, (h_post, h_res)) = ([true; 4], h());
         let of = mhc_post::Backward { op, dy: x(), x: x(), f: f(), h_post, h_res, wanted };
         call("mhc_post.grad", Box::new(|| drop(CubeBackend::mhc_post_backward(of))));
+    }
+}
+
+/// Four streams with Sinkhorn, and eight, ragged, without.
+fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for ([b, s, n, d], sinkhorn) in [([1, 4096, 4, 768], 20), ([1, 512, 8, 257], 0)] {
+        let (tokens, rows) = (b * s, n * (n + 2));
+        let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
+        let row = |size: usize| tensor(client, [size], DType::F32);
+        let options = MhcPreOptions { sinkhorn, ..MhcPreOptions::default() };
+        let forward = || mhc_pre::Forward {
+            op: "mhc_pre",
+            x: tensor(client, [b, s, n, d], dtype),
+            phi: f32([rows, n * d]),
+            alpha: row(3),
+            bias: row(rows),
+            options,
+            family: None,
+        };
+        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
+            calls.push(Call { name: format!("{op} {name} {b}x{s}x{n}x{d}"), run });
+        };
+        let of = forward();
+        call("mhc_pre", Box::new(|| drop(CubeBackend::mhc_pre(of, true))));
+        let columns = if dtype == DType::F32 { rows } else { 3 * rows };
+        let of = mhc_pre::Backward {
+            of: forward(),
+            dh_in: Maybe::Some(tensor(client, [b, s, d], dtype)),
+            dh_post: Maybe::Some(tensor(client, [b, s, n], DType::F32)),
+            dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
+            mix: f32([tokens, columns]),
+            norm: row(tokens),
+            wanted: [true; 4],
+        };
+        call("mhc_pre.grad", Box::new(|| drop(CubeBackend::mhc_pre_backward(of))));
     }
 }
 

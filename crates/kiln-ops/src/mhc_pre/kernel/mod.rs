@@ -1,0 +1,175 @@
+//! What is launched: a product with φ, a pass over x, and small kernels with one unit a token between them.
+//!
+//! Forward: [products](parts) x·φᵀ, [`apply`] reads x once more for the norm and h_in, [`token`] makes h_post and h_res.
+//! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`input`] and a
+//! product make dx and dφ of them.
+
+mod apply;
+mod dots;
+mod input;
+mod parts;
+mod sinkhorn;
+mod token;
+
+use super::MhcPreOptions;
+use crate::autodiff::Maybe;
+use crate::launch;
+use crate::tile::Family;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::reshape;
+use burn_cubecl::tensor::CubeTensor;
+use parts::Parts;
+
+/// What goes in, γ in φ.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Forward<B: Backend> {
+    /// Operator, for the audit.
+    pub op: &'static str,
+    /// `[B, S, n, D]`.
+    pub x: FloatTensor<B>,
+    /// `[n² + 2n, n·D]`.
+    pub phi: FloatTensor<B>,
+    /// `[3]`.
+    pub alpha: FloatTensor<B>,
+    /// `[n² + 2n]`.
+    pub bias: FloatTensor<B>,
+    /// Options.
+    pub options: MhcPreOptions,
+    /// The kernels that products run on.
+    pub family: Option<Family>,
+}
+
+/// What the gradients are made of.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// The inputs.
+    #[extension_type]
+    pub of: Forward<B>,
+    /// The cotangent of h_in.
+    #[extension_type]
+    pub dh_in: Maybe<B>,
+    /// That of h_post.
+    #[extension_type]
+    pub dh_post: Maybe<B>,
+    /// That of h_res.
+    #[extension_type]
+    pub dh_res: Maybe<B>,
+    /// x·φᵀ, as the forward left it.
+    pub mix: FloatTensor<B>,
+    /// The inverse root mean squares.
+    pub norm: FloatTensor<B>,
+    /// Whose gradients are wanted: x, φ, α, bias.
+    pub wanted: [bool; 4],
+}
+
+/// What the forward leaves.
+pub(super) struct Left {
+    pub(super) h_in: CubeTensor,
+    pub(super) h_post: CubeTensor,
+    pub(super) h_res: CubeTensor,
+    pub(super) mix: CubeTensor,
+    pub(super) norm: CubeTensor,
+}
+
+/// Columns of x·φᵀ as it is stored: with 16 bits an element φ is several [parts](parts).
+pub(super) fn mix_columns(rows: usize, dtype: DType) -> usize {
+    rows * Parts::of(dtype).count
+}
+
+/// Sizes of a call.
+#[derive(Clone, Copy)]
+struct Dims {
+    tokens: usize,
+    streams: usize,
+    /// Elements of a stream.
+    width: usize,
+    /// Of φ.
+    rows: usize,
+}
+
+impl Dims {
+    fn of(x: &CubeTensor) -> Self {
+        let [b, s, streams, width] = x.meta.shape()[..] else { unreachable!("rank 4") };
+        Self { tokens: b * s, streams, width, rows: streams * (streams + 2) }
+    }
+}
+
+/// `[T, n·D]`.
+fn flat(x: CubeTensor, d: Dims) -> CubeTensor {
+    reshape(into_contiguous(x), Shape::new([d.tokens, d.streams * d.width]))
+}
+
+pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
+    let Forward { op, x, phi, alpha, bias, options, family } = of;
+    let d = Dims::of(&x);
+    let [b, s, n, width] = x.meta.shape()[..] else { unreachable!("rank 4") };
+    let f32 = |name, shape: &[usize]| {
+        launch::output(&x, op, name, Shape::from(shape.to_vec()), DType::F32)
+    };
+    let h_post = f32("h_post", &[b, s, n]);
+    let h_res = f32("h_res", &[b, s, n, n]);
+    let norm = f32("norm", &[d.tokens]);
+    let h_in = launch::output(&x, op, "h_in", Shape::new([b, s, width]), x.dtype);
+    if d.tokens == 0 {
+        let mix = f32("mix", &[0, mix_columns(d.rows, x.dtype)]);
+        return Left { h_in, h_post, h_res, mix, norm };
+    }
+    let x = flat(x, d);
+    let mix = parts::mix(op, x.clone(), into_contiguous(phi), family);
+    let given = token::Given {
+        mix: &mix,
+        norm: &norm,
+        alpha: &into_contiguous(alpha),
+        bias: &into_contiguous(bias),
+        options,
+        d,
+        parts: Parts::of(x.dtype),
+    };
+    apply::launch(x, &given, &h_in);
+    token::forward(&given, &h_post, &h_res);
+    Left { h_in, h_post, h_res, mix, norm }
+}
+
+/// dx, dφ, dα and dbias, those that are wanted; contiguous.
+pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
+    let Backward { of, dh_in, dh_post, dh_res, mix, norm, wanted } = backward;
+    let Forward { op, x, phi, alpha, bias, options, family } = of;
+    let d = Dims::of(&x);
+    if d.tokens == 0 {
+        let zeros = |of: &CubeTensor| launch::zeros(of, of.meta.shape().clone(), of.dtype);
+        let inputs = [&x, &phi, &alpha, &bias];
+        return [0, 1, 2, 3].map(|i| wanted[i].then(|| zeros(inputs[i])));
+    }
+    let (shape, parts) = (x.meta.shape().clone(), Parts::of(x.dtype));
+    let x = flat(x, d);
+    let dh_in = dh_in.option().map(into_contiguous);
+    let given = token::Given {
+        mix: &mix,
+        norm: &norm,
+        alpha: &into_contiguous(alpha),
+        bias: &into_contiguous(bias),
+        options,
+        d,
+        parts,
+    };
+    let cotangents = token::Cotangents {
+        dots: dh_in.as_ref().map(|dh_in| dots::launch(op, &x, dh_in, d)),
+        post: dh_post.option().map(into_contiguous),
+        res: dh_res.option().map(into_contiguous),
+    };
+    let token::Back { dm, along, weights, dalpha, dbias } =
+        token::backward(op, &given, cotangents, [wanted[2], wanted[3]]);
+    let dphi = wanted[1].then(|| parts::of_phi(op, x.clone(), dm.clone(), d, family));
+    let dx = wanted[0].then(|| {
+        let dx = launch::output(&x, op, "grad.x", shape, x.dtype);
+        let gradients = input::Gradients { dm: &dm, along: &along, weights: &weights };
+        input::launch(&x, &into_contiguous(phi), dh_in.as_ref(), gradients, d, &dx);
+        dx
+    });
+    [dx, dphi, dalpha, dbias]
+}

@@ -1,0 +1,185 @@
+//! Products of x with f32 matrices. x of 16 bits is multiplied on tensor cores, where the other operand has 16 bits too:
+//! it becomes the sum of three numbers of x's type, 24 bits together, each scaled up so that it is no smaller than the
+//! one before.
+
+use super::Dims;
+use crate::launch::{self, Rows};
+use crate::tile::{Family, Product, view};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+const CUBE: u32 = 256;
+
+/// How an f32 is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Parts {
+    pub(super) count: usize,
+    /// By how many bits each is scaled up beside the one before.
+    bits: u32,
+}
+
+impl Parts {
+    /// Beside an x of this type.
+    pub(super) fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::BF16 => Self { count: 3, bits: 8 },
+            DType::F16 => Self { count: 3, bits: 11 },
+            _ => Self { count: 1, bits: 0 },
+        }
+    }
+
+    fn up(self) -> f32 {
+        (1u32 << self.bits) as f32
+    }
+
+    fn down(self) -> f32 {
+        1.0 / self.up()
+    }
+}
+
+/// The number whose parts stand `apart` from each other, the first at `at`.
+#[cube]
+pub(super) fn joined(of: &[f32], at: usize, apart: usize, #[comptime] parts: Parts) -> f32 {
+    let mut sum = of[at];
+    if comptime!(parts.count == 3) {
+        let down = comptime!(parts.down());
+        sum += (of[at + apart] + of[at + 2 * apart] * down) * down;
+    }
+    sum
+}
+
+/// Where a matrix is, and where its parts go.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Places {
+    elements: usize,
+    columns: usize,
+    /// From a row to the next: of what is read, and of what is written.
+    from: usize,
+    to: usize,
+    /// From a part to the next.
+    apart: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn split_kernel<E: Float>(
+    of: &[f32],
+    out: &mut [E],
+    places: Places,
+    #[comptime] parts: Parts,
+    #[define(E)] _dtype: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < places.elements {
+        let (row, column) = (at / places.columns, at % places.columns);
+        let mut left = of[row * places.from + column];
+        #[unroll]
+        for part in 0..comptime!(parts.count) {
+            let stored = E::cast_from(left);
+            out[row * places.to + part * places.apart + column] = stored;
+            left = (left - f32::cast_from(stored)) * comptime!(parts.up());
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn join_kernel(of: &[f32], out: &mut [f32], places: Places, #[comptime] parts: Parts) {
+    let at = ABSOLUTE_POS;
+    if at < places.elements {
+        let (row, column) = (at / places.columns, at % places.columns);
+        out[row * places.to + column] = joined(of, row * places.from + column, places.apart, parts);
+    }
+}
+
+/// The parts of a matrix, stacked by columns, or by rows.
+fn split(op: &'static str, of: &CubeTensor, by_rows: bool, dtype: DType) -> CubeTensor {
+    let parts = Parts::of(dtype);
+    let [rows, columns] = of.meta.shape()[..] else { unreachable!("a matrix") };
+    let (shape, to, apart) = match by_rows {
+        true => ([parts.count * rows, columns], columns, rows * columns),
+        false => ([rows, parts.count * columns], parts.count * columns, columns),
+    };
+    let out = launch::output(of, op, "parts", Shape::new(shape), dtype);
+    let client = &of.client;
+    let address = launch::address_type(&[of, &out]);
+    launch::plans::note("mhc_pre split", &(parts, address), &[]);
+    let places = PlacesLaunch::new(rows * columns, columns, columns, to, apart);
+    // SAFETY: elements are checked against their number, and each has its parts in the result.
+    unsafe {
+        split_kernel::launch_unchecked(
+            client,
+            launch::grid(client, (rows * columns).div_ceil(CUBE as usize)),
+            CubeDim::new_1d(CUBE),
+            address,
+            of.clone().into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            places,
+            parts,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    out
+}
+
+fn product(
+    op: &'static str,
+    name: &'static str,
+    a: CubeTensor,
+    b: CubeTensor,
+    family: Option<Family>,
+) -> CubeTensor {
+    Product { name, family, ..Product::new(op, a, b, DType::F32) }.run()
+}
+
+/// x·φᵀ, of all parts: `[T, parts · rows]`.
+pub(super) fn mix(
+    op: &'static str,
+    x: CubeTensor,
+    phi: CubeTensor,
+    family: Option<Family>,
+) -> CubeTensor {
+    let phi = match x.dtype {
+        DType::F32 => phi,
+        dtype => split(op, &phi, true, dtype),
+    };
+    product(op, "mix", x, view::transposed(phi), family)
+}
+
+/// dφ = dmᵀ·x.
+pub(super) fn of_phi(
+    op: &'static str,
+    x: CubeTensor,
+    dm: CubeTensor,
+    d: Dims,
+    family: Option<Family>,
+) -> CubeTensor {
+    let dtype = x.dtype;
+    if dtype == DType::F32 {
+        return product(op, "grad.phi", view::transposed(dm), x, family);
+    }
+    let dm = split(op, &dm, false, dtype);
+    let of = Rows::new(product(op, "parts of grad.phi", view::transposed(dm), x, family));
+    let (client, parts) = (of.tensor.client.clone(), Parts::of(dtype));
+    let shape = Shape::new([d.rows, of.width]);
+    let out = launch::output(&of.tensor, op, "grad.phi", shape, DType::F32);
+    let address = launch::address_type(&[&of.tensor, &out]);
+    launch::plans::note("mhc_pre join", &(parts, address), &[]);
+    let elements = d.rows * of.width;
+    let places = PlacesLaunch::new(elements, of.width, of.stride, of.width, d.rows * of.stride);
+    // SAFETY: elements are checked against their number, and each has its parts in the product.
+    unsafe {
+        join_kernel::launch_unchecked(
+            &client,
+            launch::grid(&client, elements.div_ceil(CUBE as usize)),
+            CubeDim::new_1d(CUBE),
+            address,
+            of.tensor.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            places,
+            parts,
+        );
+    }
+    out
+}

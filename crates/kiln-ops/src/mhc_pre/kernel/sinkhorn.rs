@@ -1,0 +1,114 @@
+//! Sinkhorn's iteration over one matrix in registers, there and back.
+//!
+//! The way back needs each matrix that was divided. They are not kept: the sums are, and the matrices are made again by
+//! multiplying with them.
+
+use cubecl::prelude::*;
+
+/// Each row becomes its softmax.
+#[cube]
+pub(super) fn softmax(a: &mut Array<f32>, #[comptime] n: usize) {
+    #[unroll]
+    for row in 0..n {
+        let mut largest = a[comptime!(row * n)];
+        #[unroll]
+        for i in 1..n {
+            largest = max(largest, a[comptime!(row * n + i)]);
+        }
+        let mut sum = f32::new(0.0);
+        #[unroll]
+        for i in 0..n {
+            let exp = f32::exp(a[comptime!(row * n + i)] - largest);
+            a[comptime!(row * n + i)] = exp;
+            sum += exp;
+        }
+        #[unroll]
+        for i in 0..n {
+            a[comptime!(row * n + i)] /= sum;
+        }
+    }
+}
+
+/// Adds eps to every element.
+#[cube]
+pub(super) fn add(a: &mut Array<f32>, eps: f32, #[comptime] n: usize) {
+    #[unroll]
+    for i in 0..comptime!(n * n) {
+        a[i] += eps;
+    }
+}
+
+/// The element of a row or a column.
+fn place(line: usize, i: usize, n: usize, rows: bool) -> usize {
+    if rows { line * n + i } else { i * n + line }
+}
+
+/// Divides rows, or columns, by their sums plus eps, and returns these.
+#[cube]
+pub(super) fn divide(
+    a: &mut Array<f32>,
+    eps: f32,
+    #[comptime] n: usize,
+    #[comptime] rows: bool,
+) -> Array<f32> {
+    let mut sums = Array::<f32>::new(n);
+    #[unroll]
+    for line in 0..n {
+        let mut sum = a[comptime!(place(line, 0, n, rows))];
+        #[unroll]
+        for i in 1..n {
+            sum += a[comptime!(place(line, i, n, rows))];
+        }
+        sum += eps;
+        sums[line] = sum;
+        #[unroll]
+        for i in 0..n {
+            a[comptime!(place(line, i, n, rows))] /= sum;
+        }
+    }
+    sums
+}
+
+/// Takes the gradient of what a division made to that of what was divided, and so the matrix.
+#[cube]
+pub(super) fn undivide(
+    g: &mut Array<f32>,
+    a: &mut Array<f32>,
+    sums: &Array<f32>,
+    #[comptime] n: usize,
+    #[comptime] rows: bool,
+) {
+    #[unroll]
+    for line in 0..n {
+        let mut along = f32::new(0.0);
+        #[unroll]
+        for i in 0..n {
+            let at = comptime!(place(line, i, n, rows));
+            along += g[at] * a[at];
+        }
+        #[unroll]
+        for i in 0..n {
+            let at = comptime!(place(line, i, n, rows));
+            g[at] = (g[at] - along) / sums[line];
+            a[at] *= sums[line];
+        }
+    }
+}
+
+/// Takes the gradient of each row's softmax p to that of the logits.
+#[cube]
+pub(super) fn unsoftmax(g: &mut Array<f32>, p: &Array<f32>, #[comptime] n: usize) {
+    #[unroll]
+    for row in 0..n {
+        let mut along = f32::new(0.0);
+        #[unroll]
+        for i in 0..n {
+            along += g[comptime!(row * n + i)] * p[comptime!(row * n + i)];
+        }
+        #[unroll]
+        for i in 0..n {
+            let at = comptime!(row * n + i);
+            g[at] = p[at] * (g[at] - along);
+        }
+    }
+}
