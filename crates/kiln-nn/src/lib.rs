@@ -27,6 +27,7 @@
 mod attention;
 mod bk_core;
 mod bk_state;
+mod hyper_connection;
 mod kv_cache;
 mod linear;
 mod rms_norm;
@@ -36,6 +37,9 @@ mod swiglu_mlp;
 pub use attention::{CausalSelfAttention, CausalSelfAttentionConfig};
 pub use bk_core::{BkCore, BkCoreConfig};
 pub use bk_state::BkState;
+pub use hyper_connection::{
+    HyperConnection, HyperConnectionConfig, HyperHead, HyperHeadConfig, streams,
+};
 pub use kv_cache::KvCache;
 pub use linear::{Linear, LinearConfig};
 pub use rms_norm::{RmsNorm, RmsNormConfig};
@@ -45,8 +49,9 @@ pub use swiglu_mlp::{SwiGlu, SwiGluConfig};
 /// Everything a model needs.
 pub mod prelude {
     pub use crate::{
-        BkCore, BkCoreConfig, BkState, CausalSelfAttention, CausalSelfAttentionConfig, KvCache,
-        Linear, LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
+        BkCore, BkCoreConfig, BkState, CausalSelfAttention, CausalSelfAttentionConfig,
+        HyperConnection, HyperConnectionConfig, HyperHead, HyperHeadConfig, KvCache, Linear,
+        LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
     };
     pub use kiln_ops::prelude::*;
 }

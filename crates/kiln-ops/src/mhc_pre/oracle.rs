@@ -155,6 +155,8 @@ fn exp_units(x: f64) -> f64 {
 
 /// Units of a division, or a reciprocal and a product.
 const DIVISION: f64 = 7.0;
+/// Units of a division that is undone by a product: an implementation may make again what it divided.
+const UNDONE: f64 = 6.0;
 
 /// Matrices are divided by the sums of their rows or of their columns.
 #[derive(Clone, Copy, PartialEq)]
@@ -215,12 +217,13 @@ impl Sinkhorn {
     fn backward(&self, cotangent: &[f64], step: Step<'_>) -> Vec<f64> {
         let n = self.n;
         let mut g = cotangent.to_vec();
-        for Stage { along, y, sums } in self.stages.iter().rev() {
+        for (later, Stage { along, y, sums }) in self.stages.iter().rev().enumerate() {
             // G/s, and what the sum takes away from it, term by term.
             let mut taken = vec![0.0; n];
+            let units = n as f64 + 2.0 * DIVISION + UNDONE * later as f64;
             for (at, (g, y)) in g.iter().zip(y).enumerate() {
                 let line = Stage::line(*along, at, n);
-                taken[line] += step(g * y / (sums[line] * sums[line]), n as f64 + 2.0 * DIVISION);
+                taken[line] += step(g * y / (sums[line] * sums[line]), units);
             }
             for (at, g) in g.iter_mut().enumerate() {
                 let line = Stage::line(*along, at, n);
