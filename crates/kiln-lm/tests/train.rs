@@ -304,18 +304,39 @@ fn bk_learns_alone_and_by_turns_with_attention() {
 }
 
 #[test]
-fn a_resumed_run_of_bk_goes_on_bit_for_bit() {
+fn hyper_connections_learn_and_are_loaded() {
     let _one = one_at_a_time();
     let place = Place::new();
-    let mixer = ["model.mixer=['bk', 'attention']"];
-    let mut whole = Memory::default();
-    whole.run(&mut place.new_trainer("whole", &mixer)).unwrap();
-    let mut first = Memory::stopping_after(7);
-    first.run(&mut place.new_trainer("seven", &mixer)).unwrap();
-    let mut second = Memory::default();
-    second.run(&mut place.resume("seven", &mixer).unwrap()).unwrap();
-    assert_eq!([first.numbers(), second.numbers()].concat(), whole.numbers());
-    assert_eq!(checkpoint(&place.run("seven"), 12), checkpoint(&place.run("whole"), 12));
+    let overrides = ["model.residual=mhc", "model.streams=2", "train.steps=60"];
+    let mut trainer = place.new_trainer("mhc", &overrides);
+    let summary = Memory::default().run(&mut trainer).unwrap();
+    let (first, last) = (summary.first_loss.unwrap(), summary.last_loss.unwrap());
+    assert!(last < 0.5 * first, "{first} {last}");
+    let trained = Trained::load(&place.run("mhc"), Which::Latest, &Device::flex()).unwrap();
+    let record = |model: &kiln_lm::model::Transformer| kiln_lm::tensors::record(&model.valid());
+    assert_eq!(record(&trained.model), record(trainer.model()));
+    let names: Vec<String> = record(&trained.model).into_iter().map(|(name, _)| name).collect();
+    for name in ["blocks.0.mixer_connection.phi", "blocks.1.mlp_connection.bias"] {
+        assert!(names.iter().any(|found| found == name), "{names:?}");
+    }
+    assert!(names.iter().any(|name| name == "stream_head.alpha"), "{names:?}");
+}
+
+#[test]
+fn resumed_runs_of_other_parts_go_on_bit_for_bit() {
+    let _one = one_at_a_time();
+    for part in ["model.mixer=['bk', 'attention']", "model.residual=mhc"] {
+        let place = Place::new();
+        let mut whole = Memory::default();
+        whole.run(&mut place.new_trainer("whole", &[part])).unwrap();
+        let mut first = Memory::stopping_after(7);
+        first.run(&mut place.new_trainer("seven", &[part])).unwrap();
+        let mut second = Memory::default();
+        second.run(&mut place.resume("seven", &[part]).unwrap()).unwrap();
+        assert_eq!([first.numbers(), second.numbers()].concat(), whole.numbers(), "{part}");
+        let (seven, whole) = (place.run("seven"), place.run("whole"));
+        assert_eq!(checkpoint(&seven, 12), checkpoint(&whole, 12), "{part}");
+    }
 }
 
 /// The loss of every step.

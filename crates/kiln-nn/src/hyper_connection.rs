@@ -90,11 +90,10 @@ impl HyperConnectionConfig {
             0 => bias.extend(plain),
             _ => bias.extend(mixed),
         }
-        let alpha = Initializer::Constant { value: self.alpha };
         HyperConnection {
             phi: self.initializer.init([rows, n * width], device),
-            alpha: alpha.init([3], device),
-            bias: Param::from_tensor(Tensor::from_data(TensorData::from(&bias[..]), device)),
+            alpha: numbers(&[self.alpha as f32; 3], device),
+            bias: numbers(&bias, device),
             width,
             streams: n,
             sinkhorn,
@@ -102,6 +101,11 @@ impl HyperConnectionConfig {
             hc_eps,
         }
     }
+}
+
+/// A parameter that begins with these numbers, however matrices begin.
+fn numbers(of: &[f32], device: &Device) -> Param<Tensor<1>> {
+    Param::from_tensor(Tensor::from_data(TensorData::from(of), device))
 }
 
 /// The bias whose sigmoid is 1/n: of one stream nearly.
@@ -216,11 +220,10 @@ impl HyperHeadConfig {
         let Self { width, streams: n, norm_eps, hc_eps, .. } = *self;
         check_size("hyper_head", "width", width);
         check_streams("hyper_head", n);
-        let constant = |value: f64| Initializer::Constant { value };
         HyperHead {
             phi: self.initializer.init([n, n * width], device),
-            alpha: constant(self.alpha).init([1], device),
-            bias: constant(f64::from(mean_bias(n))).init([n], device),
+            alpha: numbers(&[self.alpha as f32], device),
+            bias: numbers(&vec![mean_bias(n); n], device),
             width,
             streams: n,
             norm_eps,
@@ -230,6 +233,11 @@ impl HyperHeadConfig {
 }
 
 impl HyperHead {
+    /// Number of streams.
+    pub fn streams(&self) -> usize {
+        self.streams
+    }
+
     /// `[B, S, n, width]` to `[B, S, width]`, in the element type of `x`.
     ///
     /// # Panics

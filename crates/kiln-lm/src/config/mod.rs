@@ -114,6 +114,9 @@ pub struct ModelConfig {
     pub mlp: MlpKind,
     /// How the two join the residual stream.
     pub residual: ResidualKind,
+    /// Streams of the `mhc` residual; 4 if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<usize>,
 }
 
 impl Default for ModelConfig {
@@ -134,6 +137,7 @@ impl Default for ModelConfig {
             bk_channels: None,
             mlp: MlpKind::SwiGlu,
             residual: ResidualKind::Plain,
+            streams: None,
         }
     }
 }
@@ -162,6 +166,8 @@ pub enum MlpKind {
 pub enum ResidualKind {
     /// What they return is added.
     Plain,
+    /// Manifold-constrained hyper-connections: several streams, which each token mixes by weights of its own.
+    Mhc,
 }
 
 /// How parameters move, and clipping. Matrices decay; norms, biases and embeddings do not.

@@ -1,7 +1,7 @@
 //! What the zeros of `[model]` and keys that are not given stand for, and what follows from it: the head dimension and
 //! the number of parameters.
 
-use super::{MixerKind, MlpKind, ModelConfig};
+use super::{MixerKind, MlpKind, ModelConfig, ResidualKind};
 
 impl ModelConfig {
     /// Key and value heads, with 0 resolved to `heads`.
@@ -22,6 +22,19 @@ impl ModelConfig {
         self.bk_channels.unwrap_or((self.width / 4).max(1))
     }
 
+    /// Streams of an `mhc` residual, 4 if they are not given.
+    pub fn resolved_streams(&self) -> usize {
+        self.streams.unwrap_or(4)
+    }
+
+    /// Streams between layers.
+    pub(crate) fn residual_streams(&self) -> usize {
+        match self.residual {
+            ResidualKind::Plain => 1,
+            ResidualKind::Mhc => self.resolved_streams(),
+        }
+    }
+
     /// Width of one head; 0 where `heads` is 0, which [`Config::validate`](super::Config::validate)
     /// refuses.
     pub fn head_dim(&self) -> usize {
@@ -40,7 +53,16 @@ impl ModelConfig {
             let (rounds, rest) = (self.layers / by_turns.len(), self.layers % by_turns.len());
             (rounds + usize::from(turn < rest)) as f64 * self.mixer_parameters(*kind)
         });
-        let blocks = self.layers as f64 * (2.0 * width + mlp) + mixers.sum::<f64>();
+        let (connection, stream_head) = match self.residual {
+            ResidualKind::Plain => (0.0, 0.0),
+            ResidualKind::Mhc => {
+                let n = self.resolved_streams() as f64;
+                let rows = n * n + 2.0 * n;
+                (rows * n * width + 3.0 + rows, n * n * width + 1.0 + n)
+            }
+        };
+        let block = 2.0 * (width + connection) + mlp;
+        let blocks = self.layers as f64 * block + mixers.sum::<f64>() + stream_head;
         let tables = if self.tied_embeddings { 1.0 } else { 2.0 };
         blocks + width + tables * vocab_size as f64 * width
     }

@@ -1,6 +1,7 @@
 //! The range of every number in a configuration, and of those that depend on one another.
 
 use super::{Config, ConfigError, MixerKind, ModelConfig, TokenizerConfig};
+use kiln_ops::mhc_post::MAX_STREAMS;
 use std::fmt::{self, Display};
 
 /// One value that a run cannot use.
@@ -126,6 +127,11 @@ impl Config {
             let fits = (1..=LARGEST / 2).contains(&channels);
             let allowed = format_args!("be from 1 to {}", LARGEST / 2).to_string();
             to.check(fits, "model.bk_channels", channels, allowed);
+        }
+        if let Some(streams) = model.streams {
+            let fits = (1..=MAX_STREAMS).contains(&streams);
+            let allowed = format_args!("be from 1 to {MAX_STREAMS}").to_string();
+            to.check(fits, "model.streams", streams, allowed);
         }
         if model.has(MixerKind::Attention) {
             check_heads(model, to);
@@ -264,6 +270,8 @@ mod tests {
             "model.mixer=[]",
             "model.bk_channels=0",
             "model.bk_channels=1073741824",
+            "model.streams=0",
+            "model.streams=9",
             "model.dropout=1.0",
             "model.dropout=-0.1",
             "model.rope_base=0",
@@ -310,6 +318,8 @@ mod tests {
             "model.norm_eps=0",
             "model.mixer=['bk', 'attention', 'attention', 'bk', 'bk']",
             "model.bk_channels=1",
+            "model.streams=1",
+            "model.streams=8",
             "optimizer.beta1=0",
             "optimizer.clip_norm=0",
             "optimizer.weight_decay=0",

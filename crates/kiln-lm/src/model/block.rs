@@ -2,8 +2,8 @@
 
 use super::mixer::{Mixer, MixerCache};
 use super::mlp::Mlp;
-use super::residual::{Residual, Stream};
-use crate::config::{MixerKind, ModelConfig};
+use super::residual::Stream;
+use crate::config::{MixerKind, ModelConfig, ResidualKind};
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::Device;
@@ -16,38 +16,51 @@ pub struct Block {
     pub mixer_norm: RmsNorm,
     /// What mixes positions.
     pub mixer: Mixer,
+    /// The streams around it, if there are several.
+    pub mixer_connection: Option<HyperConnection>,
     /// Before the MLP.
     pub mlp_norm: RmsNorm,
     /// What works on each position.
     pub mlp: Mlp,
+    /// The streams around it, if there are several.
+    pub mlp_connection: Option<HyperConnection>,
     dropout: Dropout,
-    #[module(skip)]
-    residual: Residual,
 }
 
 impl Block {
     pub(super) fn new(mixer: MixerKind, config: &ModelConfig, device: &Device) -> Self {
         let norm = || RmsNormConfig::new(config.width).with_eps(config.norm_eps).init(device);
+        let connection = || match config.residual {
+            ResidualKind::Plain => None,
+            ResidualKind::Mhc => {
+                let connection = HyperConnectionConfig::new(config.width);
+                Some(connection.with_streams(config.resolved_streams()).init(device))
+            }
+        };
         Self {
             mixer_norm: norm(),
             mixer: Mixer::new(mixer, config, device),
+            mixer_connection: connection(),
             mlp_norm: norm(),
             mlp: Mlp::new(config, device),
+            mlp_connection: connection(),
             dropout: DropoutConfig::new(config.dropout).init(),
-            residual: Residual::new(config.residual),
         }
     }
 
     /// The residual stream after the block.
     pub(super) fn forward(&self, stream: Stream, cache: Option<&mut MixerCache>) -> Stream {
-        let (stream, y) = self.residual.read(stream, &self.mixer_norm);
-        let y = match cache {
-            Some(cache) => self.mixer.forward_cached(y, cache),
-            None => self.mixer.forward(y),
+        let mixer = |x| match cache {
+            Some(cache) => self.mixer.forward_cached(x, cache),
+            None => self.mixer.forward(x),
         };
-        let stream = self.residual.write(stream, self.dropout.forward(y));
-        let (stream, y) = self.residual.read(stream, &self.mlp_norm);
-        self.residual.write(stream, self.dropout.forward(self.mlp.forward(y)))
+        stream
+            .around(self.mixer_connection.as_ref(), &self.mixer_norm, |x| {
+                self.dropout.forward(mixer(x))
+            })
+            .around(self.mlp_connection.as_ref(), &self.mlp_norm, |x| {
+                self.dropout.forward(self.mlp.forward(x))
+            })
     }
 
     /// The block after an optimizer step.

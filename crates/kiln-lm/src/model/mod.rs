@@ -1,6 +1,7 @@
 //! The language model: a decoder-only transformer with pre-norm RMSNorm. A block is a mixer and an MLP
 //! between residuals, each chosen in the configuration: causal self-attention with RoPE and grouped KV
-//! heads or the resolvent of chains, block by block; SwiGLU; plain addition. All layers go through `kiln-ops`.
+//! heads or the resolvent of chains, block by block; SwiGLU; plain addition or hyper-connections. All layers go through
+//! `kiln-ops`.
 //!
 //! ```text
 //! tokens ─ embedding ─ dropout ─┬───────────(+)──┬─────────(+)─ … ─ norm ─ head ─ logits
@@ -17,15 +18,17 @@ pub use block::Block;
 pub use mixer::{Mixer, MixerCache};
 pub use mlp::Mlp;
 
-use crate::config::{ModelConfig, Precision};
+use crate::config::{ModelConfig, Precision, ResidualKind};
 use crate::earlier;
+use crate::names::names;
 use crate::tensors::{self, TensorsError};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_nn::prelude::*;
 use kiln_ops::device;
-use residual::{Residual, Stream};
+use kiln_optim::Names;
+use residual::Stream;
 use std::collections::BTreeMap;
 
 /// The language model.
@@ -35,14 +38,14 @@ pub struct Transformer {
     pub embedding: Embedding,
     /// The blocks.
     pub blocks: Vec<Block>,
+    /// From the streams to one, if there are several.
+    pub stream_head: Option<HyperHead>,
     /// Before the output projection.
     pub norm: RmsNorm,
     /// To the logits, unless the embedding is.
     pub head: Option<Linear>,
     dropout: Dropout,
     context: usize,
-    #[module(skip)]
-    residual: Residual,
     #[module(skip)]
     dtype: DType,
 }
@@ -107,11 +110,17 @@ impl ModelConfig {
         Transformer {
             embedding: embedding.init(device),
             blocks: self.mixers().map(|mixer| Block::new(mixer, self, device)).collect(),
+            stream_head: match self.residual {
+                ResidualKind::Plain => None,
+                ResidualKind::Mhc => {
+                    let head = HyperHeadConfig::new(self.width);
+                    Some(head.with_streams(self.resolved_streams()).init(device))
+                }
+            },
             norm: RmsNormConfig::new(self.width).with_eps(self.norm_eps).init(device),
             head: (!self.tied_embeddings).then(|| head.init(device)),
             dropout: DropoutConfig::new(self.dropout).init(),
             context: self.context,
-            residual: Residual::new(self.residual),
             dtype: DType::F32,
         }
     }
@@ -138,14 +147,25 @@ impl Transformer {
     /// The same model for inference alone: without autodiff, its matrices in the element type of the activations, to
     /// which the layers would cast them at every call.
     pub fn for_inference(&self) -> Self {
-        struct Cast(DType);
+        struct Cast(DType, Names);
         impl ModuleMapper for Cast {
+            fn enter_module(&mut self, name: &str, _container_type: &str) {
+                self.1.enter(name);
+            }
+
+            fn exit_module(&mut self, _name: &str, _container_type: &str) {
+                self.1.exit();
+            }
+
             fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                // Norms take their scales in f32.
-                if D < 2 { param } else { param.map(|matrix| matrix.cast(self.0)) }
+                // Norms take their scales in f32, and hyper-connections all they have.
+                match D < 2 || self.1.name().ends_with(".phi") {
+                    true => param,
+                    false => param.map(|matrix| matrix.cast(self.0)),
+                }
             }
         }
-        self.valid().map(&mut Cast(self.dtype))
+        self.valid().map(&mut Cast(self.dtype, names()))
     }
 
     /// Number of tokens the model sees at once.
@@ -196,11 +216,12 @@ impl Transformer {
     fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut [MixerCache]>) -> Tensor<2> {
         let [batch, length] = tokens.dims();
         let x = self.embedding.forward(tokens).cast(self.dtype);
-        let mut stream = Stream::new(self.dropout.forward(x));
+        let head = self.stream_head.as_ref();
+        let mut stream = Stream::new(self.dropout.forward(x), head);
         for (i, block) in self.blocks.iter().enumerate() {
             stream = block.forward(stream, cache.as_mut().map(|cache| &mut cache[i]));
         }
-        let (_, y) = self.residual.read(stream, &self.norm);
+        let y = stream.end(head, &self.norm);
         let width = y.dims()[2];
         y.reshape([batch * length, width])
     }

@@ -1,7 +1,7 @@
 //! The model against what can be said without running it elsewhere.
 
 use super::*;
-use crate::config::{MixerKind, Mixers};
+use crate::config::{MixerKind, Mixers, ResidualKind};
 use burn::tensor::TensorData;
 
 fn config() -> ModelConfig {
@@ -13,6 +13,11 @@ fn configs() -> [ModelConfig; 3] {
     let (attention, bk) = (MixerKind::Attention, MixerKind::Bk);
     [vec![attention], vec![bk], vec![bk, attention]]
         .map(|by_turns| ModelConfig { mixer: Mixers::new(by_turns), ..config() })
+}
+
+/// With three streams.
+fn streams() -> ModelConfig {
+    ModelConfig { residual: ResidualKind::Mhc, streams: Some(3), ..config() }
 }
 
 fn tokens(values: &[i32], device: &Device) -> Tensor<2, Int> {
@@ -49,7 +54,8 @@ fn parameters_are_known_before_there_are_any() {
     let chains = ModelConfig { heads: 0, bk_channels: Some(3), mlp_width: 5, ..bk.clone() };
     // Two mixers by turns, which do not come out even.
     let by_turns = ModelConfig { layers: 5, ..both.clone() };
-    for config in [config(), untied, bk, both, chains, by_turns] {
+    let four = ModelConfig { streams: None, ..streams() };
+    for config in [config(), untied, bk, both, chains, by_turns, streams(), four] {
         let made = config.init(50, 1, &device).num_params();
         assert_eq!(config.parameters(50), made as f64, "{config:?}");
     }
@@ -59,7 +65,7 @@ fn parameters_are_known_before_there_are_any() {
 fn a_token_changes_only_what_comes_at_and_after_it() {
     let device = Device::flex();
     let normed = ModelConfig { qk_norm: true, ..config() };
-    for config in configs().into_iter().chain([normed]) {
+    for config in configs().into_iter().chain([normed, streams()]) {
         let model = config.init(50, 1, &device);
         let first = data(model.forward(tokens(&[1, 2, 3, 4, 5], &device)));
         let second = data(model.forward(tokens(&[1, 2, 9, 4, 5], &device)));
@@ -95,7 +101,7 @@ fn the_loss_is_the_cross_entropy_of_the_logits() {
 #[test]
 fn the_cache_changes_nothing() {
     let device = Device::flex();
-    for config in configs() {
+    for config in configs().into_iter().chain([streams()]) {
         let model = config.init(50, 3, &device);
         let x = [4, 8, 15, 16, 23, 42, 0];
         let all = data(model.forward(tokens(&x, &device)));
@@ -231,4 +237,41 @@ fn the_logits_are_a_product_of_kiln_ops() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(logits)).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
     assert!(message.starts_with("matmul: the fused kernel cannot run on cpu"), "{message}");
+}
+
+/// Streams begin equal, and with α = 0 their weights are those of the plain residual connection.
+#[test]
+fn streams_begin_as_one() {
+    let device = Device::flex();
+    let (plain, mut hyper) = (config().init(50, 1, &device), streams().init(50, 1, &device));
+    let x = tokens(&[1, 2, 3, 4, 5], &device);
+    let expected = data(plain.forward(x.clone()));
+    let off = |model: &Transformer| {
+        let found = data(model.forward(x.clone()));
+        found.iter().zip(&expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()))
+    };
+    // The weights that tokens choose are near them.
+    let chosen = off(&hyper);
+    assert!(chosen > 0.0 && chosen < 0.02, "{chosen}");
+    let still =
+        |alpha: &mut Param<Tensor<1>>| *alpha = Param::from_tensor(alpha.val().zeros_like());
+    for block in &mut hyper.blocks {
+        for connection in [&mut block.mixer_connection, &mut block.mlp_connection] {
+            still(&mut connection.as_mut().unwrap().alpha);
+        }
+    }
+    still(&mut hyper.stream_head.as_mut().unwrap().alpha);
+    assert!(off(&hyper) < 1e-3 * chosen.max(0.1), "{}", off(&hyper));
+}
+
+/// For inference φ stays in f32.
+#[test]
+fn weights_of_streams_are_not_rounded_for_inference() {
+    let model =
+        streams().init(50, 1, &Device::flex()).with_activations(DType::BF16).for_inference();
+    let connection = model.blocks[0].mixer_connection.as_ref().unwrap();
+    assert_eq!(connection.phi.val().dtype(), DType::F32);
+    let head = model.stream_head.as_ref().unwrap();
+    assert_eq!(head.phi.val().dtype(), DType::F32);
+    assert_eq!(model.embedding.weight.val().dtype(), DType::BF16);
 }

@@ -62,7 +62,8 @@ fn need(config: &Config, vocab_size: usize, dtype: DType, scores: bool) -> Need 
     };
     let (values, gradients) = (4.0 * parameters, 4.0 * parameters);
     let tokens = train.batch_size as f64 * model.context as f64;
-    let stream = tokens * model.width as f64 * dtype.size() as f64;
+    let width = model.residual_streams() as f64 * model.width as f64;
+    let stream = tokens * width * dtype.size() as f64;
     let scores = if scores && model.has(MixerKind::Attention) {
         tokens * model.context as f64 * model.heads as f64 * 4.0
     } else {

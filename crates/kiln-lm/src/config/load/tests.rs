@@ -228,7 +228,7 @@ fn the_parts_of_a_block_are_chosen_and_unknown_ones_are_named() {
     for (set, known) in [
         ("model.mixer=convolution", "attention` or `bk"),
         ("model.mlp=relu", "swiglu"),
-        ("model.residual=none", "plain"),
+        ("model.residual=none", "plain` or `mhc"),
         ("optimizer.kind=sgd", "adamw"),
     ] {
         let (key, value) = set.split_once('=').unwrap();
