@@ -53,19 +53,15 @@ pub struct InputSpec {
     pub holds: Holds,
     /// Mean of its test data: away from 0 and 1 where those hide mistakes.
     pub mean: f64,
-    /// A weight matrix `[in, out]`, or `[out, in]` of those that are f32 alone: its data is divided by the root of
-    /// `in`, so that products neither grow nor saturate.
-    pub fan_in: bool,
+    /// Of a weight matrix the dimension that products go along: its data is divided by the root of that, so that they
+    /// neither grow nor saturate.
+    pub fan_in: Option<usize>,
 }
 
 impl InputSpec {
     /// What its test data is multiplied with, in the gate as in the bench.
     pub fn scale(&self, shape: &[usize]) -> f64 {
-        let fan_in = if self.holds.is_f32() { shape.last() } else { shape.first() };
-        match fan_in {
-            Some(n) if self.fan_in => 1.0 / (*n as f64).sqrt(),
-            _ => 1.0,
-        }
+        self.fan_in.map_or(1.0, |along| 1.0 / (shape[along] as f64).sqrt())
     }
 }
 

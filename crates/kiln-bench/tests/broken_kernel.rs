@@ -117,7 +117,7 @@ const SPEC: Spec = Spec {
         shape: &["M", "N"],
         holds: Holds::Float,
         mean: 0.3,
-        fan_in: false,
+        fan_in: None,
     }],
     attributes: &[],
     outputs: &[OutputSpec { name: "y", shape: &["M", "N"], f32: false }],

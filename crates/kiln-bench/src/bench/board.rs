@@ -115,8 +115,10 @@ impl Watch {
     /// The board up to now.
     pub fn board(&self) -> Option<Board> {
         // One more sample, for a run that was shorter than the time between two.
-        let mut samples = ask(&self.id, SAMPLED)?;
-        self.log.reopen().ok()?.read_to_string(&mut samples).ok()?;
+        let (mut samples, mut log) = (ask(&self.id, SAMPLED)?, String::new());
+        self.log.reopen().ok()?.read_to_string(&mut log).ok()?;
+        // The last line may be written just now.
+        samples.push_str(log.rsplit_once('\n').map_or("", |(whole, _)| whole));
         Board::read(&self.fixed, &samples)
     }
 }

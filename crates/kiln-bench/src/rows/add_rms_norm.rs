@@ -16,21 +16,15 @@ const SPEC: Spec = Spec {
     name: "add_rms_norm",
     formula: "sum = x + residual, y = rms_norm(sum)",
     inputs: &[
-        InputSpec {
-            name: "x",
-            shape: &["...", "D"],
-            holds: Holds::Float,
-            mean: 0.3,
-            fan_in: false,
-        },
+        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.3, fan_in: None },
         InputSpec {
             name: "residual",
             shape: &["...", "D"],
             holds: Holds::Float,
             mean: -0.1,
-            fan_in: false,
+            fan_in: None,
         },
-        InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: false },
+        InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: None },
     ],
     attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
     outputs: &[

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 pub(crate) struct Row;
 
 const fn input(name: &'static str, shape: &'static [&'static str], mean: f64) -> InputSpec {
-    InputSpec { name, shape, holds: Holds::F32, mean, fan_in: false }
+    InputSpec { name, shape, holds: Holds::F32, mean, fan_in: None }
 }
 
 const SPEC: Spec = Spec {

@@ -19,7 +19,7 @@ static SPEC: Spec = Spec {
         shape: &["...", "M", "K"],
         holds: Holds::Float,
         mean: 0.1,
-        fan_in: false,
+        fan_in: None,
     }],
     attributes: &[Attribute { name: "alpha", default: "1", kind: Kind::Number }],
     outputs: &[OutputSpec { name: "y", shape: &["...", "M", "M"], f32: false }],

@@ -20,20 +20,20 @@ const SPEC: Spec = Spec {
     name: "linear_cross_entropy",
     formula: "loss = cross_entropy(x·weight, targets), in chunks of rows",
     inputs: &[
-        InputSpec { name: "x", shape: &["M", "D"], holds: Holds::Float, mean: 0.1, fan_in: false },
+        InputSpec { name: "x", shape: &["M", "D"], holds: Holds::Float, mean: 0.1, fan_in: None },
         InputSpec {
             name: "weight",
             shape: &["D", "V"],
             holds: Holds::Float,
             mean: 0.0,
-            fan_in: true,
+            fan_in: Some(0),
         },
         InputSpec {
             name: "targets",
             shape: &["M"],
             holds: Holds::Classes("V"),
             mean: 0.0,
-            fan_in: false,
+            fan_in: None,
         },
     ],
     attributes: ATTRIBUTES,

@@ -18,7 +18,7 @@ pub(crate) struct Row {
 }
 
 const fn input(name: &'static str, shape: &'static [&'static str]) -> InputSpec {
-    InputSpec { name, shape, holds: Holds::Float, mean: 0.1, fan_in: false }
+    InputSpec { name, shape, holds: Holds::Float, mean: 0.1, fan_in: None }
 }
 
 const fn spec(name: &'static str, formula: &'static str, inputs: &'static [InputSpec]) -> Spec {

@@ -40,14 +40,8 @@ const SPEC: Spec = Spec {
     name: "rms_norm",
     formula: "y = x · weight · (mean(x²) + eps)^-½",
     inputs: &[
-        InputSpec {
-            name: "x",
-            shape: &["...", "D"],
-            holds: Holds::Float,
-            mean: 0.3,
-            fan_in: false,
-        },
-        InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: false },
+        InputSpec { name: "x", shape: &["...", "D"], holds: Holds::Float, mean: 0.3, fan_in: None },
+        InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: None },
     ],
     attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
     outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],

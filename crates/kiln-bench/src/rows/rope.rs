@@ -23,7 +23,7 @@ const SPEC: Spec = Spec {
         shape: &["B", "H", "T", "D"],
         holds: Holds::Float,
         mean: 0.2,
-        fan_in: false,
+        fan_in: None,
     }],
     attributes: &[
         Attribute { name: "base", default: "10000", kind: Kind::Above(0.0) },

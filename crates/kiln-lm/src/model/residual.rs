@@ -5,6 +5,7 @@ use kiln_nn::prelude::*;
 use kiln_nn::streams;
 
 /// What goes from layer to layer.
+#[allow(clippy::large_enum_variant)] // one at a time
 pub(super) enum Stream {
     /// One stream.
     ///

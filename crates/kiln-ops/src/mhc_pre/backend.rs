@@ -3,7 +3,7 @@
 pub use super::kernel::{Backward, Forward};
 
 use super::{MhcPre, MhcPreOptions, OP, kernel};
-use crate::autodiff::{Graph, Maybe, maybe};
+use crate::autodiff::{Graph, Maybe, MaybeMetadata, maybe};
 use crate::tile;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::fusion::custom::TensorSpec;
@@ -18,13 +18,7 @@ type Outputs<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Maybe<B>, May
 fn specs(
     x: &TensorSpec,
     keep: bool,
-) -> (
-    TensorSpec,
-    TensorSpec,
-    TensorSpec,
-    crate::autodiff::MaybeMetadata,
-    crate::autodiff::MaybeMetadata,
-) {
+) -> (TensorSpec, TensorSpec, TensorSpec, MaybeMetadata, MaybeMetadata) {
     let [b, s, n, d] = x.shape[..] else { unreachable!("rank 4") };
     let f32 = |shape: &[usize]| TensorSpec::new(Shape::from(shape.to_vec()), DType::F32);
     let columns = kernel::mix_columns(n * (n + 2), x.dtype);
@@ -38,6 +32,7 @@ fn specs(
 }
 
 /// What precedes a layer, differentiable.
+#[allow(clippy::type_complexity)] // The macro wants to see the tuple.
 #[backend_extension(Cube, Fusion, Autodiff)]
 pub trait MhcPreOps: Backend {
     /// h_in, h_post and h_res; if `keep`, x·φᵀ and the inverse root mean squares, which a backward needs and under

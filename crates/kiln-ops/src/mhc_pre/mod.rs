@@ -119,7 +119,7 @@ pub fn mhc_pre(
 }
 
 /// φ times γ, if there is one.
-fn scaled(phi: Tensor<2>, gamma: Option<Tensor<2>>) -> Tensor<2> {
+pub fn scaled(phi: Tensor<2>, gamma: Option<Tensor<2>>) -> Tensor<2> {
     let width = phi.dims()[1];
     match gamma {
         Some(gamma) => phi * gamma.reshape([1, width]),

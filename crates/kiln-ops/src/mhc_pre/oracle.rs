@@ -1,7 +1,7 @@
 //! What precedes a layer, in float64.
 
 use super::MhcPreOptions;
-use crate::oracle::{Number, Step};
+use crate::oracle::{Number, Path, Step};
 
 /// What goes into a call, row-major.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +52,10 @@ pub fn backward<N: Number>(
     let (rows, width) = (of.bias.len(), phi.len() / of.bias.len());
     let (tokens, d) = (of.x.len() / width, width / n);
     let mut dx = vec![];
+    let undone = match of.bias[0].path() {
+        Path::Fused => UNDONE,
+        Path::Reference => 0.0,
+    };
     // dm of all tokens; the gradients of what the sigmoids and Sinkhorn are given, and these times y.
     let (mut dm, mut given, mut times_y) = (vec![], vec![], vec![]);
     for token in 0..tokens {
@@ -69,7 +73,7 @@ pub fn backward<N: Number>(
             repeats => g.extend(N::through(&[&res, dres].concat(), |both, step| {
                 let (logits, cotangent) = both.split_at(n * n);
                 let forward = Sinkhorn::new(logits, n, repeats, options.hc_eps, step);
-                forward.backward(cotangent, step)
+                forward.backward(cotangent, undone, step)
             })),
         }
         let dy: Vec<N> = g.iter().enumerate().map(|(j, g)| *g * of.alpha[part(j, n)]).collect();
@@ -155,7 +159,7 @@ fn exp_units(x: f64) -> f64 {
 
 /// Units of a division, or a reciprocal and a product.
 const DIVISION: f64 = 7.0;
-/// Units of a division that is undone by a product: an implementation may make again what it divided.
+/// Units of a division that is undone by a product: a kernel makes again what it divided.
 const UNDONE: f64 = 6.0;
 
 /// Matrices are divided by the sums of their rows or of their columns.
@@ -213,14 +217,14 @@ impl Sinkhorn {
         Self { n, softmax, stages, result: y }
     }
 
-    /// The gradient of the logits.
-    fn backward(&self, cotangent: &[f64], step: Step<'_>) -> Vec<f64> {
+    /// The gradient of the logits, where a division that is undone costs so many units.
+    fn backward(&self, cotangent: &[f64], undone: f64, step: Step<'_>) -> Vec<f64> {
         let n = self.n;
         let mut g = cotangent.to_vec();
         for (later, Stage { along, y, sums }) in self.stages.iter().rev().enumerate() {
             // G/s, and what the sum takes away from it, term by term.
             let mut taken = vec![0.0; n];
-            let units = n as f64 + 2.0 * DIVISION + UNDONE * later as f64;
+            let units = n as f64 + 2.0 * DIVISION + undone * later as f64;
             for (at, (g, y)) in g.iter().zip(y).enumerate() {
                 let line = Stage::line(*along, at, n);
                 taken[line] += step(g * y / (sums[line] * sums[line]), units);

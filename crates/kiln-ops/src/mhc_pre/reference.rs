@@ -1,6 +1,7 @@
 //! What precedes a layer, in plain Burn operations.
 
 use super::{MhcPre, MhcPreOptions};
+use crate::matmul::reference::exact;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{DType, Tensor};
 
@@ -29,7 +30,7 @@ pub fn mhc_pre(
     let phi = super::scaled(phi, gamma);
     let squares = (x.clone() * x.clone()).mean_dim(1);
     let r = squares.add_scalar(norm_eps).sqrt().recip();
-    let y = x.clone().matmul(phi.transpose()) * r;
+    let y = exact(x.clone(), phi.transpose()) * r;
     let part = |which: usize, first: usize, count: usize| -> Tensor<2> {
         let alpha = alpha.clone().narrow(0, which, 1).reshape([1, 1]);
         let bias = bias.clone().narrow(0, first, count).reshape([1, count]);

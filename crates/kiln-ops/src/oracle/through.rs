@@ -9,7 +9,7 @@ use super::number::Number;
 
 /// Of the moves. What bends within them is far below the hundredth that is added for the second order.
 const STEP: f64 = 1e-6;
-/// Of the second order.
+/// Of the second order, for inputs that are off by a hundredth or less; of others more.
 const MORE: f64 = 1.01;
 /// What a device that takes subnormal f32 for zero is off.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
@@ -60,6 +60,8 @@ pub(super) fn through(
             errors.bias += rounding * units;
         }
     }
+    let largest = inputs.iter().map(Bounded::bound).fold(0.0, f64::max);
+    let more = MORE.max((2.0 * largest).exp());
     let all = plain.iter().zip(errors).zip(roundings);
     all.map(|((value, mut errors), [sum, squares])| {
         let many = squares.sqrt();
@@ -68,7 +70,7 @@ pub(super) fn through(
         } else {
             errors.noise += many;
         }
-        Bounded::new(*value, errors.scaled(MORE).biased(TINY), Some(rounding))
+        Bounded::new(*value, errors.scaled(more).biased(TINY), Some(rounding))
     })
     .collect()
 }

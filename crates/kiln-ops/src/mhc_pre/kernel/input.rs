@@ -104,13 +104,13 @@ pub(super) fn launch(
     };
     let x = shaped(x, d.tokens * d.streams);
     let dy = dh_in.map(|dh_in| shaped(dh_in, d.tokens));
-    let fits = launch::vector_size(client, dx.dtype, &[&x]);
-    let fits =
-        dy.as_ref().map_or(fits, |dy| fits.min(launch::vector_size(client, dx.dtype, &[dy])));
+    let phi = Rows::new(phi.clone());
+    let read: Vec<&Rows> = [&x, &phi].into_iter().chain(&dy).collect();
+    let fits = launch::vector_size(client, dx.dtype, &read);
     let size = fits.min(if d.streams <= FEW { 2 } else { 1 });
     let vectors = d.width / size;
     let plan = Plan { streams: d.streams, rows: d.rows, direct: dh_in.is_some() };
-    let address = launch::address_type(&[&x.tensor, phi, dx, gradients.dm]);
+    let address = launch::address_type(&[&x.tensor, &phi.tensor, dx, gradients.dm]);
     launch::plans::note("mhc_pre input", &(plan, size, address), &[]);
     let across = (vectors * d.streams).div_ceil(UNITS as usize);
     let dy = dy.map_or_else(|| launch::unused(dx, dx.dtype), |dy| dy.tensor);
@@ -124,7 +124,7 @@ pub(super) fn launch(
             size,
             InputsLaunch::new(
                 x.tensor.into_buffer_arg(),
-                phi.clone().into_buffer_arg(),
+                phi.tensor.into_buffer_arg(),
                 dy.into_buffer_arg(),
                 gradients.dm.clone().into_buffer_arg(),
                 gradients.along.clone().into_buffer_arg(),

@@ -135,7 +135,7 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
     Left { h_in, h_post, h_res, mix, norm }
 }
 
-/// dx, dφ, dα and dbias, those that are wanted; contiguous.
+/// dx, dφ, dα and dbias, those that are wanted.
 pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let Backward { of, dh_in, dh_post, dh_res, mix, norm, wanted } = backward;
     let Forward { op, x, phi, alpha, bias, options, family } = of;

@@ -1,6 +1,6 @@
 //! Products of x with f32 matrices. x of 16 bits is multiplied on tensor cores, where the other operand has 16 bits too:
-//! it becomes the sum of three numbers of x's type, 24 bits together, each scaled up so that it is no smaller than the
-//! one before.
+//! it becomes the sum of three numbers of x's type, 24 bits or more together. What is left for the next is scaled up, so
+//! that it does not become too small for the type.
 
 use super::Dims;
 use crate::launch::{self, Rows};
@@ -18,24 +18,37 @@ pub(super) struct Parts {
     pub(super) count: usize,
     /// By how many bits each is scaled up beside the one before.
     bits: u32,
+    /// By how many bits all are scaled down.
+    down: u32,
 }
+
+/// For gradients, which may be larger than f16 holds; three parts of it have bits to spare.
+const ROOM: u32 = 8;
 
 impl Parts {
     /// Beside an x of this type.
     pub(super) fn of(dtype: DType) -> Self {
         match dtype {
-            DType::BF16 => Self { count: 3, bits: 8 },
-            DType::F16 => Self { count: 3, bits: 11 },
-            _ => Self { count: 1, bits: 0 },
+            DType::BF16 => Self { count: 3, bits: 8, down: 0 },
+            DType::F16 => Self { count: 3, bits: 11, down: 0 },
+            _ => Self { count: 1, bits: 0, down: 0 },
         }
     }
 
-    fn up(self) -> f32 {
+    /// The same of gradients.
+    fn of_gradients(dtype: DType) -> Self {
+        let down = if dtype == DType::F16 { ROOM } else { 0 };
+        Self { down, ..Self::of(dtype) }
+    }
+
+    /// From a part to the next.
+    fn step(self) -> f32 {
         (1u32 << self.bits) as f32
     }
 
-    fn down(self) -> f32 {
-        1.0 / self.up()
+    /// Of all of them.
+    fn scale(self) -> f32 {
+        (1u32 << self.down) as f32
     }
 }
 
@@ -44,10 +57,10 @@ impl Parts {
 pub(super) fn joined(of: &[f32], at: usize, apart: usize, #[comptime] parts: Parts) -> f32 {
     let mut sum = of[at];
     if comptime!(parts.count == 3) {
-        let down = comptime!(parts.down());
-        sum += (of[at + apart] + of[at + 2 * apart] * down) * down;
+        let step = comptime!(1.0 / parts.step());
+        sum += (of[at + apart] + of[at + 2 * apart] * step) * step;
     }
-    sum
+    sum * comptime!(parts.scale())
 }
 
 /// Where a matrix is, and where its parts go.
@@ -74,12 +87,12 @@ fn split_kernel<E: Float>(
     let at = ABSOLUTE_POS;
     if at < places.elements {
         let (row, column) = (at / places.columns, at % places.columns);
-        let mut left = of[row * places.from + column];
+        let mut left = of[row * places.from + column] * comptime!(1.0 / parts.scale());
         #[unroll]
         for part in 0..comptime!(parts.count) {
             let stored = E::cast_from(left);
             out[row * places.to + part * places.apart + column] = stored;
-            left = (left - f32::cast_from(stored)) * comptime!(parts.up());
+            left = (left - f32::cast_from(stored)) * comptime!(parts.step());
         }
     }
 }
@@ -94,8 +107,13 @@ fn join_kernel(of: &[f32], out: &mut [f32], places: Places, #[comptime] parts: P
 }
 
 /// The parts of a matrix, stacked by columns, or by rows.
-fn split(op: &'static str, of: &CubeTensor, by_rows: bool, dtype: DType) -> CubeTensor {
-    let parts = Parts::of(dtype);
+fn split(
+    op: &'static str,
+    of: &CubeTensor,
+    by_rows: bool,
+    parts: Parts,
+    dtype: DType,
+) -> CubeTensor {
     let [rows, columns] = of.meta.shape()[..] else { unreachable!("a matrix") };
     let (shape, to, apart) = match by_rows {
         true => ([parts.count * rows, columns], columns, rows * columns),
@@ -142,7 +160,7 @@ pub(super) fn mix(
 ) -> CubeTensor {
     let phi = match x.dtype {
         DType::F32 => phi,
-        dtype => split(op, &phi, true, dtype),
+        dtype => split(op, &phi, true, Parts::of(dtype), dtype),
     };
     product(op, "mix", x, view::transposed(phi), family)
 }
@@ -159,9 +177,10 @@ pub(super) fn of_phi(
     if dtype == DType::F32 {
         return product(op, "grad.phi", view::transposed(dm), x, family);
     }
-    let dm = split(op, &dm, false, dtype);
+    let parts = Parts::of_gradients(dtype);
+    let dm = split(op, &dm, false, parts, dtype);
     let of = Rows::new(product(op, "parts of grad.phi", view::transposed(dm), x, family));
-    let (client, parts) = (of.tensor.client.clone(), Parts::of(dtype));
+    let client = of.tensor.client.clone();
     let shape = Shape::new([d.rows, of.width]);
     let out = launch::output(&of.tensor, op, "grad.phi", shape, DType::F32);
     let address = launch::address_type(&[&of.tensor, &out]);

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Tokens of a cube.
+/// Tokens of a cube, or half as many.
 const UNITS: u32 = 64;
 /// f32 of shared memory for the sums of a cube.
 const SHARED: usize = 4096;
@@ -198,7 +198,7 @@ pub(super) struct Back {
 }
 
 #[derive(CubeType, CubeLaunch)]
-struct Given3 {
+struct Pulled {
     dots: Box<[f32]>,
     post: Box<[f32]>,
     res: Box<[f32]>,
@@ -301,7 +301,7 @@ fn back_through_sinkhorn(
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<C: Combine>(
     inputs: &Inputs,
-    given: &Given3,
+    pulled: &Pulled,
     out: &mut Results,
     sizes: Sizes,
     #[comptime] plan: Plan,
@@ -310,7 +310,8 @@ fn backward_kernel<C: Combine>(
     let n = comptime!(plan.streams);
     let rows = comptime!(plan.rows());
     // Those past the end do the last one again, and add and write nothing: all units meet the barriers.
-    let at = CUBE_POS * comptime!(UNITS as usize) + UNIT_POS_X as usize;
+    let first = CUBE_POS * comptime!(way.row.units as usize);
+    let at = first + UNIT_POS_X as usize;
     let (token, own) = (min(at, sizes.tokens - 1), at < sizes.tokens);
     let r = inputs.norm[token];
     // The gradients of what the sigmoids and Sinkhorn are given.
@@ -320,7 +321,7 @@ fn backward_kernel<C: Combine>(
         let y = y(inputs, token, r, i, &sizes, plan);
         let s = sigmoid(inputs.alpha[0] * y + inputs.bias[i], plan.ptx);
         if comptime!(way.dots) {
-            g[i] = given.dots[token * n + i] * s * (1.0 - s);
+            g[i] = pulled.dots[token * n + i] * s * (1.0 - s);
         }
         if own {
             out.weights[token * n + i] = s + sizes.hc_eps;
@@ -332,14 +333,14 @@ fn backward_kernel<C: Combine>(
             let j = comptime!(n + i);
             let y = y(inputs, token, r, j, &sizes, plan);
             let s = sigmoid(inputs.alpha[1] * y + inputs.bias[j], plan.ptx);
-            g[j] = 2.0 * given.post[token * n + i] * s * (1.0 - s);
+            g[j] = 2.0 * pulled.post[token * n + i] * s * (1.0 - s);
         }
     }
     if comptime!(way.res) {
         let mut res = Array::<f32>::new(comptime!(n * n));
         #[unroll]
         for i in 0..comptime!(n * n) {
-            res[i] = given.res[token * comptime!(n * n) + i];
+            res[i] = pulled.res[token * comptime!(n * n) + i];
         }
         if comptime!(plan.sinkhorn) {
             let logits = logits(inputs, token, r, &sizes, plan);
@@ -373,7 +374,7 @@ fn backward_kernel<C: Combine>(
     let mut shared = Shared::<[f32]>::new_slice(comptime!(C::REGISTERS * way.row.shared()));
     sync_cube();
     reduce::rows::<C>(&mut sums, &mut shared, way.row);
-    if UNIT_POS_X == 0 && CUBE_POS * comptime!(UNITS as usize) < sizes.tokens {
+    if UNIT_POS_X == 0 && first < sizes.tokens {
         #[unroll]
         for j in 0..rows {
             out.bias[CUBE_POS * rows + j] = sums[j];
@@ -416,9 +417,13 @@ fn run<C: Combine>(
     let plan = Plan::new(given, client);
     let Cotangents { dots, post, res } = cotangents;
     let row = RowUnits::new(client, UNITS, 1);
-    debug_assert!(C::REGISTERS * row.shared() <= SHARED * 2);
+    let row = match C::REGISTERS * row.shared() <= SHARED {
+        true => row,
+        false => RowUnits::new(client, UNITS / 2, 1),
+    };
+    let units = row.units as usize;
     let way = Way { dots: dots.is_some(), post: post.is_some(), res: res.is_some(), row };
-    let cubes = d.tokens.div_ceil(UNITS as usize);
+    let cubes = d.tokens.div_ceil(units);
     let f32 =
         |name, shape: [usize; 2]| launch::output(like, op, name, Shape::new(shape), DType::F32);
     let dm = f32("dm", [d.tokens, d.rows]);
@@ -442,10 +447,10 @@ fn run<C: Combine>(
         backward_kernel::launch_unchecked::<C>(
             client,
             launch::grid(client, cubes),
-            CubeDim::new_1d(UNITS),
+            row.cube_dim(),
             address,
             given.inputs(mix),
-            Given3Launch::new(argument(dots), argument(post), argument(res)),
+            PulledLaunch::new(argument(dots), argument(post), argument(res)),
             ResultsLaunch::new(
                 dm.clone().into_buffer_arg(),
                 along.clone().into_buffer_arg(),
