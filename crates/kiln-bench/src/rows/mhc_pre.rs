@@ -40,7 +40,8 @@ const SPEC: Spec = Spec {
             fan_in: Some(1),
         },
         InputSpec { name: "alpha", shape: &["3"], holds: Holds::F32, mean: 1.0, fan_in: None },
-        InputSpec { name: "bias", shape: &["M"], holds: Holds::F32, mean: 0.1, fan_in: None },
+        // Not the M of φ, which would be blamed on it: the operator goes by x.
+        InputSpec { name: "bias", shape: &["L"], holds: Holds::F32, mean: 0.1, fan_in: None },
         InputSpec {
             name: "gamma",
             shape: &["n", "D"],
@@ -172,7 +173,7 @@ impl Operator for Row {
     fn fit(&self, dims: &mut Dims) {
         let n = (dims["n"][0] - 1) % MAX_STREAMS + 1;
         let rows = n * n + 2 * n;
-        for (name, size) in [("n", n), ("M", rows), ("K", n * dims["D"][0])] {
+        for (name, size) in [("n", n), ("M", rows), ("L", rows), ("K", n * dims["D"][0])] {
             dims.insert(name, vec![size]);
         }
         // The bounds of Sinkhorn take time.

@@ -185,6 +185,10 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         let scale = args.shapes.to_possible_value().expect("no variant is skipped");
         bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
     }
+    for op in ops.iter().filter(|op| !args.ops.is_empty() && op.shapes(scale).is_empty()) {
+        let scale = args.shapes.to_possible_value().expect("no variant is skipped");
+        say(format_args!("{}: nothing to time with --shapes {}", op.spec().name, scale.get_name()));
+    }
     let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
     let shapes: Vec<_> =
         ops.iter().flat_map(|op| op.shapes(scale)).map(|c| c.to_string()).collect();
