@@ -158,7 +158,8 @@ def make(peer, which, sets, cotangents):
                 for t, value in zip(one, good):
                     t.data.copy_(value)
 
-    leaf = lambda t: t.detach().requires_grad_() if t.is_floating_point() else t
+    # An input that is not there is empty.
+    leaf = lambda t: t.detach().requires_grad_(t.numel() > 0) if t.is_floating_point() else t
     leaves = [tuple(map(leaf, one)) for one in inputs]
     wanted = [[t for t in one if t.requires_grad] for one in leaves]
     # The cotangent of a loss is 1, which is what autograd takes by itself.

@@ -232,8 +232,12 @@ pub(crate) fn gradients(
         Input::Float { leaf, .. } => Some(leaf),
         Input::Int { .. } => None,
     });
-    let missing = || "an input has no gradient".to_string();
-    leaves.map(|leaf| leaf.grad(gradients).ok_or_else(missing)).collect()
+    let of = |leaf: &Tensor<2>| match leaf.grad(gradients) {
+        // Burn keeps none for an empty leaf.
+        None if leaf.dims().contains(&0) => Ok(leaf.clone().inner()),
+        gradient => gradient.ok_or_else(|| "an input has no gradient".to_string()),
+    };
+    leaves.map(of).collect()
 }
 
 /// A text on one line; of a long one the beginning, which names the cause.

@@ -132,20 +132,7 @@ impl Operator for Row {
     }
 
     fn shapes(&self, scale: Scale) -> Vec<Case> {
-        let sizes: &[[usize; 4]] = match scale {
-            Scale::Small => &[[2, 256, 4, 256]],
-            Scale::Train => &[[8, 1024, 4, 768], [32, 1024, 4, 768]],
-            Scale::Large => &[
-                [1, 4096, 4, 768],
-                [1, 4096, 4, 2560],
-                [1, 4096, 4, 7168],
-                [8, 4096, 4, 768],
-                [8, 4096, 4, 2560],
-                [8, 4096, 4, 7168],
-            ],
-            Scale::Thin | Scale::Lengths => return vec![],
-        };
-        sizes.iter().copied().map(case).collect()
+        sizes(scale).iter().copied().map(case).collect()
     }
 
     fn work(&self, of: &Case, dtype: DType) -> (Work, Work) {
@@ -158,6 +145,23 @@ impl Operator for Row {
                 flops: 4.0 * n * (n + 1.0) * f,
             },
         )
+    }
+}
+
+/// What is timed of both operators beside a layer: B, S, n, D.
+pub(super) fn sizes(scale: Scale) -> &'static [[usize; 4]] {
+    match scale {
+        Scale::Small => &[[2, 256, 4, 256]],
+        Scale::Train => &[[8, 1024, 4, 768], [32, 1024, 4, 768]],
+        Scale::Large => &[
+            [1, 4096, 4, 768],
+            [1, 4096, 4, 2560],
+            [1, 4096, 4, 7168],
+            [8, 4096, 4, 768],
+            [8, 4096, 4, 2560],
+            [8, 4096, 4, 7168],
+        ],
+        Scale::Thin | Scale::Lengths => &[],
     }
 }
 

@@ -4,6 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::mhc_post::MAX_STREAMS;
@@ -170,6 +171,10 @@ impl Operator for Row {
             .collect()
     }
 
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::mhc_pre(self, spot, options(spot.call.attributes))
+    }
+
     fn fit(&self, dims: &mut Dims) {
         let n = (dims["n"][0] - 1) % MAX_STREAMS + 1;
         let rows = n * n + 2 * n;
@@ -206,10 +211,9 @@ impl Operator for Row {
         ]
     }
 
-    // What is timed is checked, and the gradients of φ, α and bias, which are sums over all tokens, need a check that is
-    // not written.
-    fn shapes(&self, _scale: Scale) -> Vec<Case> {
-        vec![]
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let timed = |of| case(of, false).with("sinkhorn", 20);
+        super::mhc_post::sizes(scale).iter().copied().map(timed).collect()
     }
 
     fn work(&self, of: &Case, dtype: DType) -> (Work, Work) {

@@ -5,17 +5,18 @@
 //! deviations: at most the largest sizes of their roundings, which elements that have bounds show.
 
 use super::blocks::{BLOCK, span};
-use super::stored::{Stored, Values};
 use super::{Spot, width};
 use crate::host::{self, Input};
 use crate::operator::{Call, Operator};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::oracle::{Bounded, LAMBDA, Number};
 use kiln_ops::policy::{self, Implementation};
-use rayon::prelude::*;
 
 /// Room for two implementations, each with its roundings, and for the mean over a block.
 const ROOM: f64 = 2.0;
+
+/// Elements that are compared at a time.
+const TOGETHER: usize = 1 << 26;
 
 /// How far elements of a result may be off, and their size: root mean squares.
 #[derive(Debug, Clone, Copy)]
@@ -47,58 +48,75 @@ pub(super) fn check<O: Operator + ?Sized>(
     typical: &[Typical],
 ) -> Result<(), String> {
     for (result, (wanted, typical)) in reference(op, spot)?.iter().zip(typical).enumerate() {
-        let found = spot.result(result)?;
-        let wanted = Stored::read(wanted, &spot.shape(result))?;
         let width = width(&spot.shape(result));
         // Beyond half of the largest number f16 may be infinite.
         let largest = spot.rounding.format.overflow() / 2.0;
-        let checked = blocks(found.values(), wanted.values(), width, largest, *typical);
-        spot.named(result, checked)?;
+        let checked = blocks(&spot.results[result], wanted, width, largest, *typical);
+        spot.named(result, checked?)?;
     }
     Ok(())
 }
 
+/// Compares all blocks. Squares are added up over the rows of a block on the device, which holds the numbers.
+///
+/// # Errors
+///
+/// One line if the sums cannot be read; in it, one if a block is wrong.
 fn blocks(
-    found: Values<'_>,
-    wanted: Values<'_>,
+    found: &Tensor<1>,
+    wanted: &Tensor<1>,
     width: usize,
     largest: f64,
     typical: Typical,
-) -> Result<(), String> {
-    let rows = found.len() / width.max(1);
-    let across = width.div_ceil(BLOCK);
-    let block = |i: usize| {
-        let (rows, columns) = (span(i / across, rows), span(i % across, width));
-        let (mut error, mut size) = (0.0, 0.0);
-        for at in rows.clone().flat_map(|row| columns.clone().map(move |j| row * width + j)) {
-            let x = wanted.at(at);
-            // Also where it is not a number, which is within nothing.
-            if x.is_nan() || x.abs() < largest {
-                error += (found.at(at) - x).powi(2);
-                size += x * x;
+) -> Result<Result<(), String>, String> {
+    let rows = found.dims()[0] / width.max(1);
+    let together = (TOGETHER / (width.max(1) * BLOCK)).max(1) * BLOCK;
+    let mut first = 0;
+    while first < rows {
+        // Blocks that are whole, or the one that is not.
+        let left = rows - first;
+        let count = if left < BLOCK { left } else { together.min(left / BLOCK * BLOCK) };
+        let high = count.min(BLOCK);
+        let cut = |of: &Tensor<1>| -> Tensor<3> {
+            let part = of.clone().narrow(0, first * width, count * width);
+            part.cast(DType::F32).reshape([count / high, high, width])
+        };
+        let (found, wanted) = (cut(found), cut(wanted));
+        let beyond = wanted.clone().abs().greater_equal_elem(largest);
+        let squares = |of: Tensor<3>| {
+            let of = of.mask_fill(beyond.clone(), 0.0);
+            host::download(&(of.clone() * of).sum_dim(1))
+        };
+        let (errors, sizes) = (squares(found - wanted.clone())?, squares(wanted)?);
+        for (block, (errors, sizes)) in errors.chunks(width).zip(sizes.chunks(width)).enumerate() {
+            for across in 0..width.div_ceil(BLOCK) {
+                let columns = span(across, width);
+                let mean = |of: &[f64]| {
+                    let squares: f64 = of[columns.clone()].iter().sum();
+                    (squares / (high * columns.len()) as f64).sqrt()
+                };
+                let (error, size) = (mean(errors), mean(sizes));
+                // Of few rows or columns the mean is that of few roundings.
+                let room = ROOM + LAMBDA / (high.min(columns.len()) as f64).sqrt();
+                let larger = if size > typical.size { size / typical.size } else { 1.0 };
+                let allowed = room * typical.off * larger;
+                // Also where it is not a number, which is within nothing.
+                if error <= allowed && error.is_finite() {
+                    continue;
+                }
+                let from = first + block * high;
+                return Ok(Err(format!(
+                    "{error:.2e} off in the mean over rows {from} to {}, columns {} to {} where \
+                     {allowed:.2e} is allowed",
+                    from + high - 1,
+                    columns.start,
+                    columns.end - 1,
+                )));
             }
         }
-        let count = (rows.len() * columns.len()) as f64;
-        let [error, size] = [error, size].map(|squares: f64| (squares / count).sqrt());
-        // Of few rows or columns the mean is that of few roundings.
-        let room = ROOM + LAMBDA / (rows.len().min(columns.len()) as f64).sqrt();
-        let larger = if size > typical.size { size / typical.size } else { 1.0 };
-        (rows, columns, error, room * typical.off * larger)
-    };
-    let blocks = (0..rows.div_ceil(BLOCK) * across).into_par_iter().map(block);
-    // NaN is not within anything.
-    let within = |error: f64, allowed: f64| error <= allowed;
-    match blocks.find_first(|(_, _, error, allowed)| !within(*error, *allowed)) {
-        None => Ok(()),
-        Some((rows, columns, error, allowed)) => Err(format!(
-            "{error:.2e} off in the mean over rows {} to {}, columns {} to {} where {allowed:.2e} \
-             is allowed",
-            rows.start,
-            rows.end - 1,
-            columns.start,
-            columns.end - 1,
-        )),
+        first += count;
     }
+    Ok(Ok(()))
 }
 
 /// What the reference makes of the same inputs in f32.

@@ -46,18 +46,49 @@ pub fn backward<N: Number>(
     of: Inputs<'_, N>,
     n: usize,
     options: MhcPreOptions,
-    [dh_in, dh_post, dh_res]: [&[N]; 3],
+    cotangents: [&[N]; 3],
 ) -> [Vec<N>; 5] {
+    let back = tokens_backward(of, n, options, cotangents);
+    let dx = of_x(of, n, &back, cotangents[0]);
+    let [dphi, dalpha, dbias, dgamma] = over_tokens(of, n, &back);
+    [dx, dphi, dalpha, dbias, dgamma]
+}
+
+/// What the cotangents of tokens give, token after token: what their gradients are made of.
+#[derive(Debug, Clone)]
+pub struct Tokens<N> {
+    /// The gradient of φ·X, `[T, n² + 2n]`.
+    pub dm: Vec<N>,
+    /// Those of what the sigmoids and Sinkhorn are given, `[T, n² + 2n]`.
+    pub given: Vec<N>,
+    /// The same times y.
+    pub times_y: Vec<N>,
+    /// The gradient of y, `[T, n² + 2n]`.
+    dy: Vec<N>,
+    /// The inverse root mean squares, `[T]`.
+    r: Vec<N>,
+    /// What is taken from X, `[T]`.
+    shrunk: Vec<N>,
+    /// h_pre, `[T, n]`.
+    weights: Vec<N>,
+}
+
+/// The part of the backward in which every token stands for itself, but for dx.
+pub fn tokens_backward<N: Number>(
+    of: Inputs<'_, N>,
+    n: usize,
+    options: MhcPreOptions,
+    [dh_in, dh_post, dh_res]: [&[N]; 3],
+) -> Tokens<N> {
     let phi = scaled(&of);
-    let (rows, width) = (of.bias.len(), phi.len() / of.bias.len());
+    let width = phi.len() / of.bias.len();
     let (tokens, d) = (of.x.len() / width, width / n);
-    let mut dx = vec![];
     let undone = match of.bias[0].path() {
         Path::Fused => UNDONE,
         Path::Reference => 0.0,
     };
-    // dm of all tokens; the gradients of what the sigmoids and Sinkhorn are given, and these times y.
-    let (mut dm, mut given, mut times_y) = (vec![], vec![], vec![]);
+    let [mut dm, mut given, mut times_y, mut all_dy] = [const { vec![] }; 4];
+    let [mut all_r, mut all_shrunk, mut weights] = [const { vec![] }; 3];
     for token in 0..tokens {
         let x = &of.x[token * width..][..width];
         let dh_in = &dh_in[token * d..][..d];
@@ -78,25 +109,45 @@ pub fn backward<N: Number>(
         }
         let dy: Vec<N> = g.iter().enumerate().map(|(j, g)| *g * of.alpha[part(j, n)]).collect();
         let along = N::sum(dy.iter().zip(&y).map(|(dy, y)| *dy * *y));
-        let shrunk = (along * r * r / width as f64).of_row();
+        all_shrunk.push((along * r * r / width as f64).of_row());
         let r = r.of_row();
-        dx.extend((0..width).map(|at| {
-            let through = N::sum((0..rows).map(|j| phi[j * width + at] * dy[j].of_row())) * r;
-            let direct = (pre[at / d] + options.hc_eps).of_row() * dh_in[at % d];
-            (through - shrunk * x[at] + direct).stored()
-        }));
+        all_r.push(r);
+        weights.extend(pre.iter().map(|s| (*s + options.hc_eps).of_row()));
         dm.extend(dy.iter().map(|dy| (*dy * r).of_row()));
+        all_dy.extend(dy.iter().map(|dy| dy.of_row()));
         times_y.extend(g.iter().zip(&y).map(|(g, y)| *g * *y));
         given.extend(g);
     }
+    Tokens { dm, given, times_y, dy: all_dy, r: all_r, shrunk: all_shrunk, weights }
+}
+
+/// dx.
+pub fn of_x<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>, dh_in: &[N]) -> Vec<N> {
+    let phi = scaled(&of);
+    let (rows, width) = (of.bias.len(), phi.len() / of.bias.len());
+    let d = width / n;
+    let element = |place: usize| {
+        let (token, at) = (place / width, place % width);
+        let dy = &back.dy[token * rows..][..rows];
+        let through = N::sum((0..rows).map(|j| phi[j * width + at] * dy[j])) * back.r[token];
+        let direct = back.weights[token * n + at / d] * dh_in[token * d + at % d];
+        (through - back.shrunk[token] * of.x[place] + direct).stored()
+    };
+    (0..of.x.len()).map(element).collect()
+}
+
+/// dφ, dα, dbias and dγ: sums over all tokens. Of x, φ and γ there may be some columns only.
+pub fn over_tokens<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>) -> [Vec<N>; 4] {
+    let rows = of.bias.len();
+    let (tokens, width) = (back.dm.len() / rows, of.phi.len() / rows);
     let over_tokens =
         |of: &[N], j: usize| N::sum((0..tokens).map(|token| of[token * rows + j])).of_row();
-    let dbias = (0..rows).map(|j| over_tokens(&given, j)).collect();
+    let dbias = (0..rows).map(|j| over_tokens(&back.given, j)).collect();
     let dalpha = (0..3).map(|which| {
         let terms = (0..tokens * rows).filter(|at| part(at % rows, n) == which);
-        N::sum(terms.map(|at| times_y[at]))
+        N::sum(terms.map(|at| back.times_y[at]))
     });
-    let dphi = N::product(&dm, of.x, [rows, tokens, width], [true, false]);
+    let dphi = N::product(&back.dm, of.x, [rows, tokens, width], [true, false]);
     let (dphi, dgamma) = match of.gamma {
         [] => (dphi, vec![]),
         gamma => {
@@ -107,7 +158,7 @@ pub fn backward<N: Number>(
             (scaled.collect(), dgamma)
         }
     };
-    [dx, dphi, dalpha.collect(), dbias, dgamma]
+    [dphi, dalpha.collect(), dbias, dgamma]
 }
 
 /// φ times γ.

@@ -1,0 +1,60 @@
+"""What precedes a layer in hyper-connections by PyTorch (eager, torch.compile) and by Liger, as `kiln bench mhc_pre`
+times it.
+
+    python3 benches/peers/mhc_pre.py --shapes large --json peers.json
+
+Products of PyTorch are in TF32, which is faster; Liger's φ is in bf16.
+"""
+
+import peers
+import torch
+
+NORM_EPS = HC_EPS = 1e-6
+
+
+def eager(repeats):
+    def run(x, phi, alpha, bias, gamma):
+        (b, s, n, d), wide = x.shape, x.flatten(2).float()
+        r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
+        y = wide @ phi.T * r
+        pre, post, res = torch.split(y, (n, n, n * n), dim=-1)
+        bias_pre, bias_post, bias_res = torch.split(bias, (n, n, n * n))
+        h_pre = torch.sigmoid(alpha[0] * pre + bias_pre) + HC_EPS
+        h_post = 2 * torch.sigmoid(alpha[1] * post + bias_post)
+        h_res = (alpha[2] * res + bias_res).view(b, s, n, n).softmax(-1) + HC_EPS
+        h_res = h_res / (h_res.sum(-2, keepdim=True) + HC_EPS)
+        for _ in range(repeats - 1):
+            h_res = h_res / (h_res.sum(-1, keepdim=True) + HC_EPS)
+            h_res = h_res / (h_res.sum(-2, keepdim=True) + HC_EPS)
+        h_in = (h_pre[..., None] * x.float()).sum(-2).to(x.dtype)
+        return h_in, h_post, h_res
+
+    return run
+
+
+def of(case):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    repeats = int(case.shape.split("sinkhorn=")[1])
+    found = {name: peers.Peer(f) for name, f in peers.torches(eager(repeats)).items()}
+    try:
+        from liger_kernel.transformers.functional import liger_mhc_coeffs, liger_mhc_pre
+
+        # It wants φ as [in, out] and in 16 bits, and three numbers for α.
+        def prepare(x, phi, alpha, bias, gamma):
+            return (x, phi.T.to(x.dtype).contiguous(), bias, *alpha.clone().unbind())
+
+        def liger(x, phi, bias, pre, post, res):
+            h_pre, h_post, h_res = liger_mhc_coeffs(
+                x, phi, bias, pre, post, res,
+                tmax=repeats, rms_eps=NORM_EPS, pre_eps=HC_EPS, sinkhorn_eps=HC_EPS,
+            )  # fmt: skip
+            return liger_mhc_pre(x, h_pre), h_post, h_res
+
+        found["liger"] = peers.Peer(liger, prepare=prepare)
+    except ImportError as error:
+        print(f"no Liger: {error}")
+    return found
+
+
+if __name__ == "__main__":
+    peers.main({"mhc_pre": of})
