@@ -78,7 +78,8 @@ pub(crate) fn check<O: Operator + ?Sized>(
         let back = oracle::tokens_backward(plain.with(&x), n, options, cotangents);
         (columns.iter().map(|at| x[*at]).collect::<Vec<_>>(), back)
     };
-    let every: Vec<(Vec<f64>, Tokens<f64>)> = (0..count).into_par_iter().map(of_token).collect();
+    let every: Vec<(Vec<f64>, Tokens<f64>)> =
+        (0..count).into_par_iter().with_min_len(16).map(of_token).collect();
     let rows = weights.0[2].len();
     let with_errors = |of: fn(&Tokens<f64>) -> &Vec<f64>, some: &[Bounded]| -> Vec<Bounded> {
         let errors: Vec<Bounded> = (0..rows).map(|j| largest_error(some, j, rows)).collect();

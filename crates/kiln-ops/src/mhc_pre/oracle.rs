@@ -2,6 +2,7 @@
 
 use super::MhcPreOptions;
 use crate::oracle::{Number, Path, Step};
+use std::borrow::Cow;
 
 /// What goes into a call, row-major.
 #[derive(Debug, Clone, Copy)]
@@ -162,9 +163,9 @@ pub fn over_tokens<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>) -> 
 }
 
 /// φ times γ.
-fn scaled<N: Number>(of: &Inputs<'_, N>) -> Vec<N> {
+fn scaled<'a, N: Number>(of: &Inputs<'a, N>) -> Cow<'a, [N]> {
     match of.gamma {
-        [] => of.phi.to_vec(),
+        [] => of.phi.into(),
         gamma => {
             of.phi.iter().zip(gamma.iter().cycle()).map(|(phi, gamma)| *phi * *gamma).collect()
         }
