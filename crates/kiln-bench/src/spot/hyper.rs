@@ -69,7 +69,8 @@ pub(crate) fn check<O: Operator + ?Sized>(
     let cotangents = [spot.cotangent(0)?, spot.cotangent(1)?, spot.cotangent(2)?];
     let [dh_in, dh_post, dh_res] = cotangents.each_ref().map(|of| of.lines());
     let within = spot.sample(d, COLUMNS);
-    let columns: Vec<usize> = (0..n).flat_map(|i| within.iter().map(move |at| i * d + at)).collect();
+    let columns: Vec<usize> =
+        (0..n).flat_map(|i| within.iter().map(move |at| i * d + at)).collect();
     let of_token = |token: usize| {
         let rows = token * n..(token + 1) * n;
         let x: Vec<f64> = rows.clone().flat_map(|row| all.row(row)).collect();

@@ -2,6 +2,8 @@
 //! the vector width, the outputs, and the device's limits.
 
 pub mod audit;
+#[cfg(feature = "cuda")]
+pub(crate) mod counters;
 pub mod limits;
 pub mod plans;
 

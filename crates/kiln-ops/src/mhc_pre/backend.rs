@@ -21,12 +21,11 @@ fn specs(
 ) -> (TensorSpec, TensorSpec, TensorSpec, MaybeMetadata, MaybeMetadata) {
     let [b, s, n, d] = x.shape[..] else { unreachable!("rank 4") };
     let f32 = |shape: &[usize]| TensorSpec::new(Shape::from(shape.to_vec()), DType::F32);
-    let columns = kernel::mix_columns(n * (n + 2), x.dtype);
     (
         TensorSpec::new(Shape::new([b, s, d]), x.dtype),
         f32(&[b, s, n]),
         f32(&[b, s, n, n]),
-        maybe(keep, &f32(&[b * s, columns])),
+        maybe(keep, &f32(&[b * s, n * (n + 2)])),
         maybe(keep, &f32(&[b * s])),
     )
 }

@@ -191,7 +191,10 @@ impl<N: Number> Token<N> {
         let width = x.len();
         let squares = N::sum(x.iter().map(|x| *x * *x)) / width as f64;
         let r = (squares + options.norm_eps).rsqrt();
-        let row = |row: &[N]| N::dot(row.iter().copied().zip(x.iter().copied())) * r;
+        let row = |row: &[N]| {
+            let phi = row.iter().map(|phi| phi.beside_halves());
+            N::dot(phi.zip(x.iter().copied())) * r
+        };
         let y: Vec<N> = phi.chunks_exact(width).map(row).collect();
         let given = |j: usize| y[j] * of.alpha[part(j, n)] + of.bias[j];
         Self {

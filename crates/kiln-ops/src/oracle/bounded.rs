@@ -26,6 +26,9 @@ pub const LAMBDA: f64 = 9.0;
 /// Unit roundoff of f32, in which all arithmetic is.
 pub(super) const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 
+/// Unit roundoff of a sum of two bf16: each has eight bits, and the second one a sign.
+const TWO_BF16: f64 = 1.0 / (1u64 << 17) as f64;
+
 /// What a device that takes subnormal f32 for zero is off.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
 
@@ -309,6 +312,17 @@ impl Number for Bounded {
     fn off_by(self, roundings: f64) -> Self {
         let errors = self.errors.biased(roundings * UNIT * self.value.abs());
         Self::new(self.value, errors, self.rounding)
+    }
+
+    fn beside_halves(self) -> Self {
+        match self.rounding {
+            Some(Rounding { format: Format::Bf16, path: Path::Fused, .. }) => {
+                let off = TWO_BF16 * (self.value.abs() + self.bound());
+                let hard = self.errors.hard + off;
+                Self::new(self.value, Errors { hard, ..self.errors }, self.rounding)
+            }
+            _ => self,
+        }
     }
 
     fn sum(terms: impl IntoIterator<Item = Self>) -> Self {

@@ -70,6 +70,9 @@ pub trait Number:
     /// Off by so many roundings of f32 beside, all in one direction.
     fn off_by(self, roundings: f64) -> Self;
 
+    /// An f32 that kernels multiply numbers of 16 bits with: beside bf16 as the sum of two of these, 17 bits.
+    fn beside_halves(self) -> Self;
+
     /// Σ terms, in f32 and in any order.
     ///
     /// The errors of more than three terms have to be independent: what they share is multiplied in afterwards.
@@ -137,6 +140,10 @@ impl Number for f64 {
     }
 
     fn off_by(self, _roundings: f64) -> Self {
+        self
+    }
+
+    fn beside_halves(self) -> Self {
         self
     }
 

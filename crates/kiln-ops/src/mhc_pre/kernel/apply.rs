@@ -1,6 +1,5 @@
 //! The norm of a token and its layer's input: a pass over x, of which a unit holds its columns of all streams.
 
-use super::parts::{Parts, joined};
 use super::token::{Given, sigmoid};
 use crate::exponential::has_ptx;
 use crate::launch::{self, Rows};
@@ -20,7 +19,6 @@ const UNITS: u32 = 128;
 struct Plan {
     row: RowUnits,
     streams: usize,
-    parts: Parts,
     /// Vectors of a stream that a unit holds; 0: x is read twice.
     held: usize,
     ptx: bool,
@@ -32,9 +30,8 @@ struct Sizes {
     tokens: usize,
     /// Vectors of a stream.
     vectors: usize,
-    /// From a row of x·φᵀ to the next, and from a part to the next.
+    /// From a row of x·φᵀ to the next.
     mix: usize,
-    apart: usize,
     width: f32,
     norm_eps: f32,
     hc_eps: f32,
@@ -106,7 +103,7 @@ fn apply_kernel<E: Float, N: Size>(
     let mut weights = Array::<f32>::new(n);
     #[unroll]
     for i in 0..n {
-        let y = joined(mix, token * sizes.mix + i, sizes.apart, plan.parts) * r;
+        let y = mix[token * sizes.mix + i] * r;
         weights[i] = sigmoid(alpha[0] * y + bias[i], plan.ptx) + sizes.hc_eps;
     }
     if comptime!(held > 0) {
@@ -152,7 +149,6 @@ pub(super) fn launch(x: CubeTensor, given: &Given<'_>, h_in: &CubeTensor) {
     let plan = Plan {
         row: rows.row,
         streams: d.streams,
-        parts: given.parts,
         held: if rows.resident { rows.chunks } else { 0 },
         ptx: has_ptx(&client),
     };
@@ -162,7 +158,6 @@ pub(super) fn launch(x: CubeTensor, given: &Given<'_>, h_in: &CubeTensor) {
         d.tokens,
         vectors,
         mix.stride,
-        d.rows,
         (d.streams * d.width) as f32,
         options.norm_eps as f32,
         options.hc_eps as f32,

@@ -1,12 +1,18 @@
 //! What is launched: a product with φ, a pass over x, and small kernels with one unit a token between them.
 //!
-//! Forward: [products](parts) x·φᵀ, [`apply`] reads x once more for the norm and h_in, [`token`] makes h_post and h_res.
+//! Forward: [`once`] makes x·φᵀ, the norm and h_in from one pass over x where it can; elsewhere there are
+//! [products](parts) x·φᵀ, and [`apply`] reads x once more. [`token`] makes h_post and h_res.
 //! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`input`] and a
 //! product make dx and dφ of them.
 
 mod apply;
 mod dots;
 mod input;
+#[cfg(feature = "cuda")]
+mod once;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_once.rs"]
+mod once;
 mod parts;
 mod sinkhorn;
 mod token;
@@ -21,7 +27,6 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
-use parts::Parts;
 
 /// What goes in, γ in φ.
 #[derive(Clone, Debug, ExtensionType)]
@@ -76,11 +81,6 @@ pub(super) struct Left {
     pub(super) norm: CubeTensor,
 }
 
-/// Columns of x·φᵀ as it is stored: with 16 bits an element φ is several [parts](parts).
-pub(super) fn mix_columns(rows: usize, dtype: DType) -> usize {
-    rows * Parts::of(dtype).count
-}
-
 /// Sizes of a call.
 #[derive(Clone, Copy)]
 struct Dims {
@@ -108,29 +108,37 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
     let Forward { op, x, phi, alpha, bias, options, family } = of;
     let d = Dims::of(&x);
     let [b, s, n, width] = x.meta.shape()[..] else { unreachable!("rank 4") };
+    let x = into_contiguous(x);
     let f32 = |name, shape: &[usize]| {
-        launch::output(&x, op, name, Shape::from(shape.to_vec()), DType::F32)
+        launch::output(&bias, op, name, Shape::from(shape.to_vec()), DType::F32)
     };
     let h_post = f32("h_post", &[b, s, n]);
     let h_res = f32("h_res", &[b, s, n, n]);
     let norm = f32("norm", &[d.tokens]);
     let h_in = launch::output(&x, op, "h_in", Shape::new([b, s, width]), x.dtype);
     if d.tokens == 0 {
-        let mix = f32("mix", &[0, mix_columns(d.rows, x.dtype)]);
+        let mix = f32("mix", &[0, d.rows]);
         return Left { h_in, h_post, h_res, mix, norm };
     }
     let x = flat(x, d);
-    let mix = parts::mix(op, x.clone(), into_contiguous(phi), family);
+    let phi = into_contiguous(phi);
+    let plan = once::Plan::new(&x, d, family);
+    let mix = match plan {
+        Some(_) => f32("mix", &[d.tokens, d.rows]),
+        None => parts::mix(op, x.clone(), phi.clone(), d, family),
+    };
     let given = token::Given {
         mix: &mix,
         norm: &norm,
         alpha: &into_contiguous(alpha),
-        bias: &into_contiguous(bias),
+        bias: &into_contiguous(bias.clone()),
         options,
         d,
-        parts: Parts::of(x.dtype),
     };
-    apply::launch(x, &given, &h_in);
+    match plan {
+        Some(plan) => plan.run(&x, &phi, &given, &h_in),
+        None => apply::launch(x, &given, &h_in),
+    }
     token::forward(&given, &h_post, &h_res);
     Left { h_in, h_post, h_res, mix, norm }
 }
@@ -145,7 +153,7 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
         let inputs = [&x, &phi, &alpha, &bias];
         return [0, 1, 2, 3].map(|i| wanted[i].then(|| zeros(inputs[i])));
     }
-    let (shape, parts) = (x.meta.shape().clone(), Parts::of(x.dtype));
+    let shape = x.meta.shape().clone();
     let x = flat(x, d);
     let dh_in = dh_in.option().map(into_contiguous);
     let given = token::Given {
@@ -155,7 +163,6 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
         bias: &into_contiguous(bias),
         options,
         d,
-        parts,
     };
     let cotangents = token::Cotangents {
         dots: dh_in.as_ref().map(|dh_in| dots::launch(op, &x, dh_in, d)),

@@ -12,10 +12,12 @@ use cubecl::prelude::*;
 
 const CUBE: u32 = 256;
 
+/// Into how many numbers of x's type an f32 is cut.
+const PARTS: usize = 3;
+
 /// How an f32 is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Parts {
-    pub(super) count: usize,
+struct Parts {
     /// By how many bits each is scaled up beside the one before.
     bits: u32,
     /// By how many bits all are scaled down.
@@ -27,11 +29,11 @@ const ROOM: u32 = 8;
 
 impl Parts {
     /// Beside an x of this type.
-    pub(super) fn of(dtype: DType) -> Self {
+    fn of(dtype: DType) -> Self {
         match dtype {
-            DType::BF16 => Self { count: 3, bits: 8, down: 0 },
-            DType::F16 => Self { count: 3, bits: 11, down: 0 },
-            _ => Self { count: 1, bits: 0, down: 0 },
+            DType::BF16 => Self { bits: 8, down: 0 },
+            DType::F16 => Self { bits: 11, down: 0 },
+            _ => unreachable!("f32 is multiplied as it is"),
         }
     }
 
@@ -54,12 +56,10 @@ impl Parts {
 
 /// The number whose parts stand `apart` from each other, the first at `at`.
 #[cube]
-pub(super) fn joined(of: &[f32], at: usize, apart: usize, #[comptime] parts: Parts) -> f32 {
+fn joined(of: &[f32], at: usize, apart: usize, #[comptime] parts: Parts) -> f32 {
     let mut sum = of[at];
-    if comptime!(parts.count == 3) {
-        let step = comptime!(1.0 / parts.step());
-        sum += (of[at + apart] + of[at + 2 * apart] * step) * step;
-    }
+    let step = comptime!(1.0 / parts.step());
+    sum += (of[at + apart] + of[at + 2 * apart] * step) * step;
     sum * comptime!(parts.scale())
 }
 
@@ -89,7 +89,7 @@ fn split_kernel<E: Float>(
         let (row, column) = (at / places.columns, at % places.columns);
         let mut left = of[row * places.from + column] * comptime!(1.0 / parts.scale());
         #[unroll]
-        for part in 0..comptime!(parts.count) {
+        for part in 0..comptime!(PARTS) {
             let stored = E::cast_from(left);
             out[row * places.to + part * places.apart + column] = stored;
             left = (left - f32::cast_from(stored)) * comptime!(parts.step());
@@ -116,8 +116,8 @@ fn split(
 ) -> CubeTensor {
     let [rows, columns] = of.meta.shape()[..] else { unreachable!("a matrix") };
     let (shape, to, apart) = match by_rows {
-        true => ([parts.count * rows, columns], columns, rows * columns),
-        false => ([rows, parts.count * columns], parts.count * columns, columns),
+        true => ([PARTS * rows, columns], columns, rows * columns),
+        false => ([rows, PARTS * columns], PARTS * columns, columns),
     };
     let out = launch::output(of, op, "parts", Shape::new(shape), dtype);
     let client = &of.client;
@@ -151,18 +151,52 @@ fn product(
     Product { name, family, ..Product::new(op, a, b, DType::F32) }.run()
 }
 
-/// x·φᵀ, of all parts: `[T, parts · rows]`.
+/// The sum of the parts of a matrix of `[rows, columns]` that stand `apart` elements from each other.
+fn join(
+    op: &'static str,
+    name: &'static str,
+    of: Rows,
+    [rows, columns]: [usize; 2],
+    apart: usize,
+    parts: Parts,
+) -> CubeTensor {
+    let client = of.tensor.client.clone();
+    let out = launch::output(&of.tensor, op, name, Shape::new([rows, columns]), DType::F32);
+    let address = launch::address_type(&[&of.tensor, &out]);
+    launch::plans::note("mhc_pre join", &(parts, address), &[]);
+    let places = PlacesLaunch::new(rows * columns, columns, of.stride, columns, apart);
+    // SAFETY: elements are checked against their number, and each has its parts in the product.
+    unsafe {
+        join_kernel::launch_unchecked(
+            &client,
+            launch::grid(&client, (rows * columns).div_ceil(CUBE as usize)),
+            CubeDim::new_1d(CUBE),
+            address,
+            of.tensor.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            places,
+            parts,
+        );
+    }
+    out
+}
+
+/// x·φᵀ, `[T, rows]`.
 pub(super) fn mix(
     op: &'static str,
     x: CubeTensor,
     phi: CubeTensor,
+    d: Dims,
     family: Option<Family>,
 ) -> CubeTensor {
-    let phi = match x.dtype {
-        DType::F32 => phi,
-        dtype => split(op, &phi, true, Parts::of(dtype), dtype),
-    };
-    product(op, "mix", x, view::transposed(phi), family)
+    let dtype = x.dtype;
+    if dtype == DType::F32 {
+        return product(op, "mix", x, view::transposed(phi), family);
+    }
+    let parts = Parts::of(dtype);
+    let phi = split(op, &phi, true, parts, dtype);
+    let of = Rows::new(product(op, "parts of mix", x, view::transposed(phi), family));
+    join(op, "mix", of, [d.tokens, d.rows], d.rows, parts)
 }
 
 /// dφ = dmᵀ·x.
@@ -180,25 +214,6 @@ pub(super) fn of_phi(
     let parts = Parts::of_gradients(dtype);
     let dm = split(op, &dm, false, parts, dtype);
     let of = Rows::new(product(op, "parts of grad.phi", view::transposed(dm), x, family));
-    let client = of.tensor.client.clone();
-    let shape = Shape::new([d.rows, of.width]);
-    let out = launch::output(&of.tensor, op, "grad.phi", shape, DType::F32);
-    let address = launch::address_type(&[&of.tensor, &out]);
-    launch::plans::note("mhc_pre join", &(parts, address), &[]);
-    let elements = d.rows * of.width;
-    let places = PlacesLaunch::new(elements, of.width, of.stride, of.width, d.rows * of.stride);
-    // SAFETY: elements are checked against their number, and each has its parts in the product.
-    unsafe {
-        join_kernel::launch_unchecked(
-            &client,
-            launch::grid(&client, elements.div_ceil(CUBE as usize)),
-            CubeDim::new_1d(CUBE),
-            address,
-            of.tensor.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            places,
-            parts,
-        );
-    }
-    out
+    let (shape, apart) = ([d.rows, of.width], d.rows * of.stride);
+    join(op, "grad.phi", of, shape, apart, parts)
 }

@@ -1,6 +1,5 @@
 //! From x·φᵀ of a token to h_post and h_res, and from their gradients back: one unit a token.
 
-use super::parts::{Parts, joined};
 use super::{Dims, MhcPreOptions, sinkhorn};
 use crate::exponential::{self, has_ptx};
 use crate::launch::{self, Rows};
@@ -22,21 +21,19 @@ pub(super) fn sigmoid(x: f32, #[comptime] ptx: bool) -> f32 {
 
 /// What a token's numbers are made of.
 pub(super) struct Given<'a> {
-    /// x·φᵀ, in its parts.
+    /// x·φᵀ.
     pub(super) mix: &'a CubeTensor,
     pub(super) norm: &'a CubeTensor,
     pub(super) alpha: &'a CubeTensor,
     pub(super) bias: &'a CubeTensor,
     pub(super) options: MhcPreOptions,
     pub(super) d: Dims,
-    pub(super) parts: Parts,
 }
 
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     streams: usize,
-    parts: Parts,
     sinkhorn: bool,
     ptx: bool,
 }
@@ -45,7 +42,6 @@ impl Plan {
     fn new(given: &Given<'_>, client: &Client) -> Self {
         Self {
             streams: given.d.streams,
-            parts: given.parts,
             sinkhorn: given.options.sinkhorn > 0,
             ptx: has_ptx(client),
         }
@@ -91,8 +87,8 @@ struct Inputs {
 
 /// y of row `j`.
 #[cube]
-fn y(of: &Inputs, token: usize, r: f32, j: usize, sizes: &Sizes, #[comptime] plan: Plan) -> f32 {
-    joined(&of.mix, token * sizes.mix + j, comptime!(plan.rows()), plan.parts) * r
+fn y(of: &Inputs, token: usize, r: f32, j: usize, sizes: &Sizes) -> f32 {
+    of.mix[token * sizes.mix + j] * r
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -109,7 +105,7 @@ fn forward_kernel(
         let r = inputs.norm[token];
         #[unroll]
         for i in 0..n {
-            let y = y(inputs, token, r, comptime!(n + i), &sizes, plan);
+            let y = y(inputs, token, r, comptime!(n + i), &sizes);
             let s = sigmoid(inputs.alpha[1] * y + inputs.bias[comptime!(n + i)], plan.ptx);
             h_post[token * n + i] = 2.0 * s;
         }
@@ -138,7 +134,7 @@ fn logits(of: &Inputs, token: usize, r: f32, sizes: &Sizes, #[comptime] plan: Pl
     #[unroll]
     for i in 0..comptime!(n * n) {
         let j = comptime!(2 * n + i);
-        res[i] = of.alpha[2] * y(of, token, r, j, sizes, plan) + of.bias[j];
+        res[i] = of.alpha[2] * y(of, token, r, j, sizes) + of.bias[j];
     }
     res
 }
@@ -318,7 +314,7 @@ fn backward_kernel<C: Combine>(
     let mut g = Array::<f32>::new(rows);
     #[unroll]
     for i in 0..n {
-        let y = y(inputs, token, r, i, &sizes, plan);
+        let y = y(inputs, token, r, i, &sizes);
         let s = sigmoid(inputs.alpha[0] * y + inputs.bias[i], plan.ptx);
         if comptime!(way.dots) {
             g[i] = pulled.dots[token * n + i] * s * (1.0 - s);
@@ -331,7 +327,7 @@ fn backward_kernel<C: Combine>(
         #[unroll]
         for i in 0..n {
             let j = comptime!(n + i);
-            let y = y(inputs, token, r, j, &sizes, plan);
+            let y = y(inputs, token, r, j, &sizes);
             let s = sigmoid(inputs.alpha[1] * y + inputs.bias[j], plan.ptx);
             g[j] = 2.0 * pulled.post[token * n + i] * s * (1.0 - s);
         }
@@ -359,7 +355,7 @@ fn backward_kernel<C: Combine>(
     #[unroll]
     for j in 0..rows {
         let part = comptime!(part(j, n));
-        let y = y(inputs, token, r, j, &sizes, plan);
+        let y = y(inputs, token, r, j, &sizes);
         let dy = inputs.alpha[part] * g[j];
         along += dy * y;
         if own {

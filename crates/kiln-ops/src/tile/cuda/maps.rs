@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};
 
 /// Matrices `[batches, lines, along]` in boxes of 128 bytes by `lines`.
-pub(super) fn map(
+pub(crate) fn map(
     tensor: &CubeTensor,
     [batches, lines, along]: [usize; 3],
     [batch_stride, ld]: [usize; 2],

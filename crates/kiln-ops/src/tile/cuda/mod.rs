@@ -4,7 +4,7 @@ mod bf16x3;
 pub(crate) mod copies;
 pub(crate) mod dual;
 pub(crate) mod fragment;
-mod maps;
+pub(crate) mod maps;
 mod mask;
 mod mma;
 pub(crate) mod pipeline;

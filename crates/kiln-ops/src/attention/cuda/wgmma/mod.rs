@@ -11,7 +11,6 @@ mod plan;
 mod softmax;
 #[cfg(test)]
 mod tests;
-mod tickets;
 
 use super::super::problem::{HeadsView, Problem};
 use crate::device::Hardware;
@@ -89,7 +88,7 @@ pub(crate) fn forward(problem: &Problem, o: &HeadsView, lse: Option<&CubeTensor>
             maps::map(o, sizes, queries, 64),
             lse.into_buffer_arg(),
             documents.into_buffer_arg(),
-            tickets::argument(client),
+            launch::counters::argument(client, "attention", 2),
             places(p, o, tiles, total),
             forward,
             dtype_to_elem_type(dtype),

@@ -114,6 +114,34 @@ pub(crate) fn load_words(addr: u32) -> Vector<u32, Const<2>> {
     pair
 }
 
+/// Four neighbouring words of shared memory.
+#[cube]
+pub(crate) fn load_16_shared(addr: u32) -> Vector<u32, Const<4>> {
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!("ld.shared.v4.b32 {o}, [{a}];", o = out(_) out, a = in(_) addr);
+    out
+}
+
+/// Stores eight numbers, rounded, to global memory: 16 bytes that begin at a multiple of 16.
+#[cube]
+pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16) {
+    gpu_asm!(
+        "{{ .reg .b32 p<4>;",
+        "cvt.rn.{t}x2.f32 p0, {b}, {a}; cvt.rn.{t}x2.f32 p1, {d}, {c};",
+        "cvt.rn.{t}x2.f32 p2, {f}, {e}; cvt.rn.{t}x2.f32 p3, {h}, {g};",
+        "st.global.v4.b32 [{to}], {{p0, p1, p2, p3}}; }}",
+        to = in(_) addr, t = const float.name(),
+        a = in(_) x[0], b = in(_) x[1], c = in(_) x[2], d = in(_) x[3],
+        e = in(_) x[4], f = in(_) x[5], g = in(_) x[6], h = in(_) x[7]
+    );
+}
+
+/// The two bf16 of a word, the lower one first.
+#[cube]
+pub(crate) fn bf16_pair(word: u32) -> (f32, f32) {
+    (f32::reinterpret(word << 16), f32::reinterpret(word & 0xFFFF_0000u32))
+}
+
 /// Stores two numbers, rounded, side by side to shared memory.
 #[cube]
 pub(crate) fn store_pair(addr: u32, first: f32, second: f32, #[comptime] float: Float16) {
