@@ -130,7 +130,8 @@ pub fn of_x<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>, dh_in: &[N
     let element = |place: usize| {
         let (token, at) = (place / width, place % width);
         let dy = &back.dy[token * rows..][..rows];
-        let through = N::sum((0..rows).map(|j| phi[j * width + at] * dy[j])) * back.r[token];
+        let terms = (0..rows).map(|j| (phi[j * width + at].beside_halves(), dy[j].beside_halves()));
+        let through = N::dot(terms) * back.r[token];
         let direct = back.weights[token * n + at / d] * dh_in[token * d + at % d];
         (through - back.shrunk[token] * of.x[place] + direct).stored()
     };
@@ -148,7 +149,8 @@ pub fn over_tokens<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>) -> 
         let terms = (0..tokens * rows).filter(|at| part(at % rows, n) == which);
         N::sum(terms.map(|at| back.times_y[at]))
     });
-    let dphi = N::product(&back.dm, of.x, [rows, tokens, width], [true, false]);
+    let dm: Vec<N> = back.dm.iter().map(|dm| dm.beside_halves()).collect();
+    let dphi = N::product(&dm, of.x, [rows, tokens, width], [true, false]);
     let (dphi, dgamma) = match of.gamma {
         [] => (dphi, vec![]),
         gamma => {

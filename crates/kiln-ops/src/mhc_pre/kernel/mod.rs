@@ -2,8 +2,8 @@
 //!
 //! Forward: [`once`] makes x·φᵀ, the norm and h_in from one pass over x where it can; elsewhere there are
 //! [products](parts) x·φᵀ, and [`apply`] reads x once more. [`token`] makes h_post and h_res.
-//! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`input`] and a
-//! product make dx and dφ of them.
+//! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`together`] makes dx
+//! and dφ of them where it can; elsewhere [`input`] and a product do.
 
 mod apply;
 mod dots;
@@ -15,6 +15,11 @@ mod once;
 mod once;
 mod parts;
 mod sinkhorn;
+#[cfg(feature = "cuda")]
+mod together;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_together.rs"]
+mod together;
 mod token;
 
 use super::MhcPreOptions;
@@ -171,12 +176,18 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
     };
     let token::Back { dm, along, weights, dalpha, dbias } =
         token::backward(op, &given, cotangents, [wanted[2], wanted[3]]);
-    let dphi = wanted[1].then(|| parts::of_phi(op, x.clone(), dm.clone(), d, family));
-    let dx = wanted[0].then(|| {
-        let dx = launch::output(&x, op, "grad.x", shape, x.dtype);
-        let gradients = input::Gradients { dm: &dm, along: &along, weights: &weights };
-        input::launch(&x, &into_contiguous(phi), dh_in.as_ref(), gradients, d, &dx);
-        dx
-    });
+    let phi = into_contiguous(phi);
+    let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
+    let gradients = input::Gradients { dm: &dm, along: &along, weights: &weights };
+    if let (Some(dx), Some(dh_in), true) = (&dx, &dh_in, wanted[1])
+        && let Some(plan) = together::Plan::new(&x, dh_in, d, family)
+        && let Some(dphi) = plan.run(op, &x, &phi, dh_in, &gradients, d, dx)
+    {
+        return [Some(dx.clone()), Some(dphi), dalpha, dbias];
+    }
+    if let Some(dx) = &dx {
+        input::launch(&x, &phi, dh_in.as_ref(), gradients, d, dx);
+    }
+    let dphi = wanted[1].then(|| parts::of_phi(op, x, dm, d, family));
     [dx, dphi, dalpha, dbias]
 }

@@ -84,6 +84,16 @@ impl Ring {
         bar
     }
 
+    /// The barrier that loads of a stage complete on, for units that load beside the one that [expects](Self::expect) them.
+    pub(crate) fn filling(&self, stage: u32) -> u32 {
+        self.full + stage * 8
+    }
+
+    /// Waits until all readers have released a stage, where nobody fills it again before.
+    pub(crate) fn wait_released(&self, stage: u32, phase: u32) {
+        barrier_wait(self.empty + stage * 8, phase & 1);
+    }
+
     /// Says that a stage is full of what the unit wrote itself; in the place of [`expect`](Self::expect).
     pub(crate) fn arrive(&self, stage: u32) {
         barrier_arrive(self.full + stage * 8);

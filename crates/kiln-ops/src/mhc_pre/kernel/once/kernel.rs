@@ -1,7 +1,7 @@
 //! The kernel: warps that multiply, and warps that weight.
 
 use super::super::token::sigmoid;
-use super::plan::{BOX, MULTIPLY, Once, TOKENS, WARPS, WEIGHT};
+use super::plan::{BOX, MULTIPLY, OWNERS, Once, TOKENS, WARPS};
 use crate::reduce::{Shuffle, shuffle};
 use crate::tile::cuda::pipeline::{PipelineState, Ring, rings_ready};
 use crate::tile::cuda::ptx::*;
@@ -26,9 +26,8 @@ struct Place {
     rank: u32,
     /// How many times sixteen tokens.
     count: u32,
-    /// In shared memory: the ring, and the barriers that say that sums have been left.
+    /// The ring, in shared memory.
     base: u32,
-    left: u32,
 }
 
 #[cube]
@@ -72,15 +71,13 @@ pub(super) fn once_kernel<E: Float>(
     let mut shared = Shared::<[f32]>::new_aligned_slice(comptime!(once.words()), 1024usize);
     let base = generic_to_shared::<f32>(shared.as_ptr());
     let barriers = base + comptime!(once.barriers_at() as u32);
-    // Nobody says that a stage is empty: the warp that fills it again knows.
-    let ring = Ring::new(barriers, stages, 1u32, 1u32);
-    // The second half of its barriers says that sums have been left.
-    let left = barriers + comptime!(8 * stages);
+    // Released by the warps that multiply; the one that weights comes after them, and fills it again.
+    let ring = Ring::new(barriers, stages, 1u32, comptime!(WARPS as u32));
     let cube = CUBE_POS as u32;
     let (group, rank) = (cube / comptime!(once.cubes as u32), cube % comptime!(once.cubes as u32));
     let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
     let count = (sixteens - group + sizes.groups - 1) / sizes.groups;
-    let place = Place { group, rank, count, base, left };
+    let place = Place { group, rank, count, base };
     if UNIT_POS < comptime!(once.streams as u32) {
         shared[comptime!(once.biases_at()) + UNIT_POS as usize] = bias[UNIT_POS as usize];
     }
@@ -88,34 +85,17 @@ pub(super) fn once_kernel<E: Float>(
     // The same in all lanes, and known to be.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp < comptime!(WARPS as u32) {
-        multiply(phi, &mut shared, parts, &*counters, warp, &ring, &place, &sizes, once);
+        multiply(phi, &mut shared, parts, warp, &ring, &place, &sizes, once);
     } else {
-        let map = tensor_map_address(x);
-        let out = global_address::<E>(h_in.as_ptr());
-        let alpha = alpha[0];
-        weight(
-            map,
-            alpha,
-            out,
-            mix,
-            norm,
-            &mut shared,
-            &*parts,
-            counters,
-            &ring,
-            &place,
-            &sizes,
-            once,
-        );
+        let of = Weighting {
+            map: tensor_map_address(x),
+            parts: global_address::<f32>(parts.as_ptr()),
+            out: global_address::<E>(h_in.as_ptr()),
+            alpha: alpha[0],
+            owner: warp - comptime!(WARPS as u32),
+        };
+        weight(&of, mix, norm, &mut shared, counters, &ring, &place, &sizes, once);
     }
-}
-
-/// An f32 as two bf16, each beside that of the next number.
-#[cube]
-fn two_parts(first: f32, second: f32) -> (u32, u32) {
-    let high = round_pair(first, second, comptime!(Float16::Bf16));
-    let (a, b) = bf16_pair(high);
-    (high, round_pair(first - a, second - b, comptime!(Float16::Bf16)))
 }
 
 /// φ at a row and a column of a stream, 0 outside.
@@ -166,7 +146,7 @@ fn hold_phi(
                 let at = column + comptime!(8 * half as u32);
                 let first = phi_at(phi, row, stream, at, sizes, once);
                 let second = phi_at(phi, row, stream, at + 1, sizes, once);
-                let (high, low) = two_parts(first, second);
+                let (high, low) = two_bf16(first, second);
                 four.insert(half, high);
                 four.insert(comptime!(2 + half), low);
             }
@@ -182,7 +162,6 @@ fn multiply(
     phi: &[f32],
     shared: &mut Shared<[f32]>,
     parts: &mut [f32],
-    counters: &[Atomic<u32>],
     warp: u32,
     ring: &Ring,
     place: &Place,
@@ -242,8 +221,9 @@ fn multiply(
                 squares[half] += other;
             }
         }
-        let to = comptime!(once.parts_at() as u32) + warp * comptime!(once.part() as u32);
-        let to = to + lane / 4 * columns;
+        // What is there of the tokens two times before has been read: of those before, all have gone on.
+        let side = comptime!(once.sides_at() as u32) + number % 2 * comptime!(once.side() as u32);
+        let to = side + warp * comptime!(TOKENS as u32 * columns) + lane / 4 * columns;
         #[unroll]
         for half in 0..2usize {
             let row = to + comptime!(8 * half as u32 * columns);
@@ -258,30 +238,55 @@ fn multiply(
             }
         }
         sync_units(1u32, comptime!(MULTIPLY as u32));
-        let part = comptime!(once.part());
-        let workspace = place.workspace(number, once) + place.rank as usize * part;
+        let part = comptime!(once.part() as u32);
+        let workspace = place.workspace(number, once) + (place.rank * part) as usize;
         #[unroll]
-        for i in 0..comptime!(part.div_ceil(MULTIPLY)) {
-            let at = UNIT_POS as usize + comptime!(i * MULTIPLY);
+        for i in 0..comptime!(once.part().div_ceil(MULTIPLY)) {
+            let at = UNIT_POS + comptime!((i * MULTIPLY) as u32);
             if at < part {
+                let from = side + place_of(at, once);
                 let mut sum = f32::new(0.0);
                 #[unroll]
                 for warp in 0..WARPS {
-                    sum += shared[comptime!(once.parts_at() + warp * part) + at];
+                    let of_warp = comptime!((warp * TOKENS) as u32 * columns);
+                    sum += shared[(from + of_warp) as usize];
                 }
-                parts[workspace + at] = sum;
+                parts[workspace + at as usize] = sum;
             }
         }
-        sync_units(1u32, comptime!(MULTIPLY as u32));
-        if UNIT_POS == 0 {
-            if comptime!(once.cubes > 1) {
-                let at = number % comptime!(once.places() as u32);
-                counter_add(counter(counters, place.group, at, once));
-            }
-            barrier_arrive(place.left + state.stage * 8);
+        sync_plane();
+        if lane == 0 {
+            ring.release(state.stage);
         }
         state.advance(comptime!(once.stages as u32));
     }
+}
+
+/// Where a warp has what is left at `at`.
+#[cube]
+fn place_of(at: u32, #[comptime] once: Once) -> u32 {
+    let (n, columns) = comptime!((once.streams as u32, once.columns() as u32));
+    let (firsts, rest) = comptime!((once.firsts() as u32, once.rest() as u32));
+    if at < firsts {
+        let j = at % comptime!(n + 1);
+        at / comptime!(n + 1) * columns + select(j < n, j, comptime!(columns - 1))
+    } else {
+        let (token, j) = ((at - firsts) / rest, (at - firsts) % rest);
+        // What fills up a four is not read.
+        token * columns + min(j + n, comptime!(columns - 1))
+    }
+}
+
+/// What warps that weight are given.
+#[derive(CubeType, Clone, Copy)]
+struct Weighting {
+    map: u64,
+    /// Addresses of the workspace and of h_in.
+    parts: u64,
+    out: u64,
+    alpha: f32,
+    /// Which of the warps.
+    owner: u32,
 }
 
 /// Loads the tokens that come as number `number` into their stage; by a warp.
@@ -296,175 +301,263 @@ fn load(
     #[comptime] once: Once,
 ) {
     let lane = UNIT_POS % 32;
-    let (boxes, all) = comptime!((once.boxes as u32, (once.streams * once.boxes) as u32));
+    let boxes = comptime!(once.boxes as u32);
     let bytes = comptime!(once.stage_bytes() as u32);
     if lane == 0 {
-        let bar = ring.expect(stage, bytes);
+        ring.expect(stage, bytes);
+    }
+    sync_plane();
+    // There are at most 24.
+    if lane < comptime!((once.streams * once.boxes) as u32) {
+        let to = place.base + stage * bytes + lane * comptime!(once.box_bytes() as u32);
+        let column = (place.rank * boxes + lane % boxes) * comptime!(BOX as u32);
         let token = place.token(number, sizes);
-        let to = place.base + stage * bytes;
-        for i in 0..all {
-            let column = (place.rank * boxes + i % boxes) * comptime!(BOX as u32);
-            tma_load(
-                to + i * comptime!(once.box_bytes() as u32),
-                map,
-                bar,
-                column,
-                token,
-                i / boxes,
-            );
-        }
+        tma_load(to, map, ring.filling(stage), column, token, lane / boxes);
     }
 }
 
-/// The sum of all cubes of what is `at` in a part.
+/// The sum of all cubes of the four that are at `from`, an address.
 #[cube]
-fn of_all(parts: &[f32], workspace: usize, at: u32, #[comptime] once: Once) -> f32 {
-    let mut sum = f32::new(0.0);
-    let from = workspace + at as usize;
+fn of_all(from: u64, #[comptime] once: Once) -> Vector<f32, Const<4>> {
+    let (bytes, cubes) = comptime!((4 * once.part() as u64, once.cubes));
+    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
     // Eight loads are on their way at a time.
-    for eight in 0..comptime!(once.cubes / 8) {
-        let from = from + eight * comptime!(8 * once.part());
-        #[unroll]
-        for i in 0..8usize {
-            sum += parts[from + comptime!(i * once.part())];
-        }
+    for eight in 0..comptime!((cubes / 8) as u32) {
+        sum = of_some(sum, from + u64::cast_from(eight) * comptime!(8 * bytes), 8usize, once);
     }
-    #[unroll]
-    for i in comptime!(once.cubes / 8 * 8)..comptime!(once.cubes) {
-        sum += parts[from + comptime!(i * once.part())];
+    if comptime!(cubes % 8 > 0) {
+        let rest = from + comptime!((cubes / 8 * 8) as u64 * bytes);
+        sum = of_some(sum, rest, comptime!(cubes % 8), once);
     }
     sum
 }
 
-/// Weights the streams of all tokens of the group in this cube's columns.
+/// `sum` and the fours of `count` cubes.
+#[cube]
+fn of_some(
+    sum: Vector<f32, Const<4>>,
+    from: u64,
+    #[comptime] count: usize,
+    #[comptime] once: Once,
+) -> Vector<f32, Const<4>> {
+    let bytes = comptime!(4 * once.part() as u64);
+    let mut quads = Array::<Vector<f32, Const<4>>>::new(count);
+    #[unroll]
+    for i in 0..count {
+        quads[i] = load_quad(from + comptime!(i as u64 * bytes));
+    }
+    let mut all = sum;
+    #[unroll]
+    for i in 0..count {
+        all += quads[i];
+    }
+    all
+}
+
+/// Weights the streams of the tokens that are this warp's turn, in this cube's columns.
 #[cube]
 fn weight(
-    map: u64,
-    alpha: f32,
-    out: u64,
+    of: &Weighting,
     mix: &mut [f32],
     norm: &mut [f32],
     shared: &mut Shared<[f32]>,
-    parts: &[f32],
     counters: &mut [Atomic<u32>],
     ring: &Ring,
     place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
 ) {
-    let (n, rows) = comptime!((once.streams as u32, once.rows as u32));
-    let (columns, cubes) = comptime!((once.columns() as u32, once.cubes as u32));
-    let (tokens, units) = comptime!((TOKENS as u32, WEIGHT as u32));
-    let (sums_at, weights_at) = comptime!((once.sums_at() as u32, once.weights_at() as u32));
-    // There are a multiple of these before.
-    let unit = UNIT_POS % units;
-    let loads = unit < 32;
-    if loads {
-        for number in 0..min(place.count, comptime!(once.stages as u32)) {
-            load(map, number, number, ring, place, sizes, once);
+    let stages = comptime!(once.stages as u32);
+    let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
+    let lane = UNIT_POS % 32;
+    if of.owner == 0 {
+        for number in 0..min(place.count, stages) {
+            load(of.map, number, number, ring, place, sizes, once);
         }
     }
-    let width = f32::cast_from(sizes.width * n);
-    // Of 16 bytes of each box.
-    let (row, vector) = (unit / 8, unit % 8);
-    let from = row * 128 + ((vector ^ (row % 8)) << 4);
-    let first_column = place.rank * comptime!((once.boxes * BOX) as u32) + vector * 8;
-    let mut state = PipelineState::start();
-    for number in 0..place.count {
-        let token = place.token(number, sizes);
-        let workspace = place.workspace(number, once);
-        barrier_wait(place.left + state.stage * 8, state.phase & 1);
+    let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
+    for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
+        let (stage, phase) = (number % stages, number / stages);
+        ring.wait_released(stage, phase);
         if comptime!(cubes > 1) {
-            let times = number / comptime!(once.places() as u32) + 1;
             let at = number % comptime!(once.places() as u32);
-            counter_wait(counter(&*counters, place.group, at, once), times * cubes);
-        }
-        // y of the weights, and r.
-        for i in 0..comptime!((tokens * (n + 1)).div_ceil(units)) {
-            let at = unit + i * units;
-            if at < comptime!(tokens * (n + 1)) {
-                let (row, j) = (at / comptime!(n + 1), at % comptime!(n + 1));
-                let column = select(j < n, j, comptime!(columns - 1));
-                let mut sum = of_all(parts, workspace, row * columns + column, once);
-                if j == n {
-                    sum = 1.0 / f32::sqrt(sum / width + sizes.norm_eps);
-                    if row % cubes == place.rank && token + row < sizes.tokens {
-                        norm[(token + row) as usize] = sum;
-                    }
-                }
-                shared[(sums_at + at) as usize] = sum;
+            let counter = counter(&*counters, place.group, at, once);
+            if lane == 0 {
+                counter_add(counter + 0);
             }
+            let times = number / comptime!(once.places() as u32) + 1;
+            counter_wait(counter + 0, times * cubes);
         }
-        // x·φᵀ of the tokens that this cube writes.
-        for i in 0..comptime!((tokens.div_ceil(cubes) * rows).div_ceil(units)) {
-            let at = unit + i * units;
-            let (row, j) = (place.rank + at / rows * cubes, at % rows);
-            if row < tokens && token + row < sizes.tokens {
-                let to = (token + row) as usize * comptime!(rows as usize) + j as usize;
-                mix[to] = of_all(parts, workspace, row * columns + j, once);
-            }
+        gather(of, mix, shared, owned, number, place, sizes, once);
+        sync_plane();
+        weights(of, mix, norm, shared, owned, number, place, sizes, once);
+        sync_plane();
+        // Has been filled, as those who multiplied saw; now this warp sees it too.
+        ring.wait(stage, phase);
+        let stage_at = place.base + stage * comptime!(once.stage_bytes() as u32);
+        let weights_at = owned + comptime!(once.firsts() as u32);
+        let token = place.token(number, sizes);
+        for four in 0..comptime!(TOKENS as u32 / 4) {
+            let row = four * 4 + lane / 8;
+            mixed(of.out, &*shared, weights_at + row * n, stage_at, row, token, place, sizes, once);
         }
-        sync_units(2u32, units);
-        if unit < comptime!(tokens * n) {
-            let (row, i) = (unit / n, unit % n);
-            let of_row = sums_at + row * comptime!(n + 1);
-            let y = shared[(of_row + i) as usize] * shared[(of_row + n) as usize];
-            let bias = shared[comptime!(once.biases_at()) + i as usize];
-            shared[(weights_at + unit) as usize] = sigmoid(alpha * y + bias, true) + sizes.hc_eps;
+        // All lanes have read the stage.
+        sync_plane();
+        if number + stages < place.count {
+            load(of.map, number + stages, stage, ring, place, sizes, once);
         }
-        sync_units(2u32, units);
-        ring.wait(state.stage, state.phase);
-        let mut weights = Array::<f32>::new(comptime!(n as usize));
-        #[unroll]
-        for i in 0..comptime!(n as usize) {
-            weights[i] = shared[(weights_at + row * n) as usize + i];
-        }
-        let stage = place.base + state.stage * comptime!(once.stage_bytes() as u32) + from;
-        let line = u64::cast_from(token + row) * u64::cast_from(sizes.width);
-        #[unroll]
-        for b in 0..comptime!(once.boxes) {
-            let mut sums = Array::<f32>::new(8usize);
-            #[unroll]
-            for e in 0..8usize {
-                sums[e] = f32::new(0.0);
-            }
-            #[unroll]
-            for i in 0..comptime!(n as usize) {
-                let at = comptime!(((i * once.boxes + b) * once.box_bytes()) as u32);
-                let words = load_16_shared(stage + at);
-                #[unroll]
-                for word in 0..4usize {
-                    let (low, high) = bf16_pair(words.extract(word));
-                    sums[comptime!(2 * word)] += weights[i] * low;
-                    sums[comptime!(2 * word + 1)] += weights[i] * high;
-                }
-            }
-            let column = first_column + comptime!((b * BOX) as u32);
-            if token + row < sizes.tokens && column < sizes.width {
-                store_eight(out + (line + u64::cast_from(column)) * 2, &sums, Float16::Bf16);
-            }
-        }
-        // All have read the stage.
-        sync_units(2u32, units);
-        let next = number + comptime!(once.stages as u32);
-        if loads && next < place.count {
-            load(map, next, state.stage, ring, place, sizes, once);
-        }
-        state.advance(comptime!(once.stages as u32));
     }
-    if comptime!(cubes > 1) && unit == 0 {
-        leave(counters, place.group, once);
+    if comptime!(cubes > 1) {
+        sync_plane();
+        if lane == 0 {
+            leave(counters, place.group, once);
+        }
     }
 }
 
-/// Says that this cube waits for no more; the last one of the group makes the counters ready for the next launch.
+/// Adds up what all cubes have left: y of the weights and the sums of the squares, for this warp, and the rest of x·φᵀ
+/// of the tokens that this cube writes.
+#[cube]
+fn gather(
+    of: &Weighting,
+    mix: &mut [f32],
+    shared: &mut Shared<[f32]>,
+    owned: u32,
+    number: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
+    let firsts = comptime!(once.firsts() as u32 / 4);
+    // Fours of a token.
+    let fours = comptime!(once.rest() as u32 / 4);
+    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * fours);
+    let workspace = of.parts + u64::cast_from(place.workspace(number, once)) * 4;
+    let first_token = place.token(number, sizes);
+    for turn in 0..comptime!(all.div_ceil(32)) {
+        let four = turn * 32 + UNIT_POS % 32;
+        if four < firsts {
+            let sum = of_all(workspace + u64::cast_from(four) * 16, once);
+            #[unroll]
+            for e in 0..4usize {
+                shared[(owned + four * 4) as usize + e] = sum.extract(e);
+            }
+        } else {
+            let (nth, piece) = ((four - firsts) / fours, (four - firsts) % fours);
+            let row = place.rank + nth * comptime!(cubes as u32);
+            if row < comptime!(TOKENS as u32) && first_token + row < sizes.tokens {
+                let from = firsts + row * fours + piece;
+                let sum = of_all(workspace + u64::cast_from(from) * 16, once);
+                let j = n + piece * 4;
+                let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
+                #[unroll]
+                for e in 0..4usize {
+                    if j + comptime!(e as u32) < rows {
+                        mix[to + e] = sum.extract(e);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Makes the weights of the streams, and writes the rest of what this cube writes of tokens.
+#[cube]
+fn weights(
+    of: &Weighting,
+    mix: &mut [f32],
+    norm: &mut [f32],
+    shared: &mut Shared<[f32]>,
+    owned: u32,
+    number: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
+    let all = comptime!(TOKENS as u32 * n);
+    let width = f32::cast_from(sizes.width * n);
+    let first_token = place.token(number, sizes);
+    for turn in 0..comptime!(all.div_ceil(32)) {
+        let at = turn * 32 + UNIT_POS % 32;
+        if at < all {
+            let (row, i) = (at / n, at % n);
+            let from = owned + row * comptime!(n + 1);
+            let squares = shared[(from + n) as usize];
+            let r = 1.0 / f32::sqrt(squares / width + sizes.norm_eps);
+            let y = shared[(from + i) as usize];
+            let bias = shared[comptime!(once.biases_at()) + i as usize];
+            let weight = sigmoid(of.alpha * (y * r) + bias, true) + sizes.hc_eps;
+            shared[(owned + comptime!(once.firsts() as u32) + at) as usize] = weight;
+            let token = first_token + row;
+            if row % cubes == place.rank && token < sizes.tokens {
+                mix[token as usize * comptime!(once.rows) + i as usize] = y;
+                if i == 0 {
+                    norm[token as usize] = r;
+                }
+            }
+        }
+    }
+}
+
+/// Writes h_in of a row of the stage, 16 bytes of each box a lane, with the weights at `weights_at`.
+#[cube]
+fn mixed(
+    out: u64,
+    shared: &Shared<[f32]>,
+    weights_at: u32,
+    stage_at: u32,
+    row: u32,
+    first_token: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let n = comptime!(once.streams);
+    let vector = UNIT_POS % 8;
+    let mut weights = Array::<f32>::new(n);
+    #[unroll]
+    for i in 0..n {
+        weights[i] = shared[weights_at as usize + i];
+    }
+    let from = stage_at + row * 128 + ((vector ^ (row % 8)) << 4);
+    let token = first_token + row;
+    let first = place.rank * comptime!((once.boxes * BOX) as u32) + vector * 8;
+    let line = out + u64::cast_from(token) * u64::cast_from(sizes.width) * 2;
+    #[unroll]
+    for b in 0..comptime!(once.boxes) {
+        let mut sums = Array::<f32>::new(8usize);
+        #[unroll]
+        for e in 0..8usize {
+            sums[e] = f32::new(0.0);
+        }
+        #[unroll]
+        for i in 0..n {
+            let words =
+                load_16_shared(from + comptime!(((i * once.boxes + b) * once.box_bytes()) as u32));
+            #[unroll]
+            for word in 0..4usize {
+                let (low, high) = bf16_pair(words.extract(word));
+                sums[comptime!(2 * word)] += weights[i] * low;
+                sums[comptime!(2 * word + 1)] += weights[i] * high;
+            }
+        }
+        let column = first + comptime!((b * BOX) as u32);
+        if token < sizes.tokens && column < sizes.width {
+            store_eight(line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
+        }
+    }
+}
+
+/// Says that this warp waits for no more; the last one of the group makes the counters ready for the next launch.
 #[cube]
 fn leave(counters: &mut [Atomic<u32>], group: u32, #[comptime] once: Once) {
     let first = (group * comptime!(once.counters() as u32)) as usize;
     gpu_asm!("fence.acq_rel.gpu;");
     let done = counters[first + comptime!(once.places())].fetch_add(1u32) + 1;
     gpu_asm!("fence.acq_rel.gpu;");
-    if done == comptime!(once.cubes as u32) {
+    if done == comptime!((once.cubes * OWNERS) as u32) {
         for i in 0..comptime!(once.counters()) {
             counters[first + i].store(0u32);
         }

@@ -2,12 +2,12 @@
 //!
 //! A cube holds a part of φ in registers, as the sum of two bf16: the columns of all streams from one place to another.
 //! As many cubes as that takes for all columns are a group and go through the same tokens, sixteen at a time, which TMA
-//! brings into a ring of stages. Eight warps multiply them with φ and add up squares. What a cube has of a token's
-//! sums it leaves in the workspace, where cubes of the group wait for each other, and four more warps, which run
-//! after, add it up, in order, and weight the streams, which still are in shared memory.
+//! brings into a ring of stages. Eight warps multiply them with φ and add up squares; what a cube has of a token's sums
+//! it leaves in the workspace. Four more warps take sixteen tokens each in turn: one waits until all cubes of the group
+//! have left their sums, adds them up, in order, and weights the streams, which still are in shared memory.
 //!
-//! A multiprocessor's share of 4 TB/s is 30 KB in a microsecond. A stage of 40 KB takes 1.4; waiting for the others
-//! and reading what they left is two times through the cache, as long again, hidden behind the stages in between.
+//! A multiprocessor's share of 4 TB/s is 30 KB in a microsecond, so a stage of 40 KB takes 1.4. From a stage's load to its
+//! end are some six: the ring and the warps that take turns hide them.
 
 mod kernel;
 mod plan;
@@ -22,7 +22,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use kernel::{SizesLaunch, once_kernel};
-use plan::{BOX, COUNTERS, MULTIPLY, Once, TOKENS, WEIGHT};
+use plan::{BOX, COUNTERS, MULTIPLY, OWNERS, Once, TOKENS};
 
 /// How many tokens are made by how many groups.
 pub(super) struct Plan {
@@ -84,7 +84,7 @@ impl Plan {
             once_kernel::launch_unchecked(
                 client,
                 launch::grid(client, groups * once.cubes),
-                CubeDim::new_1d((MULTIPLY + WEIGHT) as u32),
+                CubeDim::new_1d((MULTIPLY + 32 * OWNERS) as u32),
                 address,
                 x_map,
                 phi.clone().into_buffer_arg(),

@@ -4,10 +4,10 @@
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together: the rows of an instruction.
 pub(super) const TOKENS: usize = 16;
-/// Warps that multiply, and units that weight.
+/// Warps that multiply, and that weight.
 pub(super) const WARPS: usize = 8;
 pub(super) const MULTIPLY: usize = 32 * WARPS;
-pub(super) const WEIGHT: usize = 128;
+pub(super) const OWNERS: usize = 4;
 /// Registers of a unit that hold φ.
 const REGISTERS: usize = 120;
 /// Bytes of x that are taken together.
@@ -81,14 +81,29 @@ impl Once {
         self.streams * self.boxes * self.box_bytes()
     }
 
-    /// What a token has of x·φᵀ, and the sum of its squares behind it.
+    /// What a warp has of a token: of x·φᵀ, and the sum of its squares behind it. An odd number, for the banks.
     pub(super) fn columns(&self) -> usize {
         8 * self.eights() + 1
     }
 
-    /// f32 that a cube has of tokens that are taken together.
+    /// f32 that all warps have of tokens that are taken together.
+    pub(super) fn side(&self) -> usize {
+        WARPS * TOKENS * self.columns()
+    }
+
+    /// f32 that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of the
+    /// squares, then the rest of x·φᵀ, in fours.
     pub(super) fn part(&self) -> usize {
-        TOKENS * self.columns()
+        self.firsts() + TOKENS * self.rest()
+    }
+
+    pub(super) fn firsts(&self) -> usize {
+        TOKENS * (self.streams + 1)
+    }
+
+    /// Of a token.
+    pub(super) fn rest(&self) -> usize {
+        (self.rows - self.streams).next_multiple_of(4)
     }
 
     /// Where in the workspace tokens may be: before a place is taken again, all cubes of the group have read it, for none
@@ -102,31 +117,28 @@ impl Once {
         self.places() + 1
     }
 
-    /// Words of shared memory after the ring: what warps have, y and r of tokens, weights and biases.
-    pub(super) fn words_beside(&self) -> usize {
-        WARPS * self.part() + self.sums() + TOKENS * self.streams + self.streams
+    /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have,
+    /// and biases.
+    fn words_beside(&self) -> usize {
+        2 * self.side() + OWNERS * self.owned() + self.streams
     }
 
-    /// y that weights are made of, and r, of the tokens that are taken together.
-    pub(super) fn sums(&self) -> usize {
-        TOKENS * (self.streams + 1)
+    /// y, the sums of the squares and the weights of tokens that are taken together.
+    pub(super) fn owned(&self) -> usize {
+        self.firsts() + TOKENS * self.streams
     }
 
-    /// In words: where the parts of the warps are, then the sums, the weights, the biases and, in bytes, the barriers.
-    pub(super) fn parts_at(&self) -> usize {
+    /// In words: where these are, and, in bytes, the barriers.
+    pub(super) fn sides_at(&self) -> usize {
         self.stages * self.stage_bytes() / 4
     }
 
-    pub(super) fn sums_at(&self) -> usize {
-        self.parts_at() + WARPS * self.part()
-    }
-
-    pub(super) fn weights_at(&self) -> usize {
-        self.sums_at() + self.sums()
+    pub(super) fn owned_at(&self) -> usize {
+        self.sides_at() + 2 * self.side()
     }
 
     pub(super) fn biases_at(&self) -> usize {
-        self.weights_at() + TOKENS * self.streams
+        self.owned_at() + OWNERS * self.owned()
     }
 
     pub(super) fn barriers_at(&self) -> usize {

@@ -25,6 +25,14 @@ pub(crate) fn load_16(addr: u64, #[comptime] offset: u32) -> Vector<u32, Const<4
     out
 }
 
+/// Four f32 of global memory that other cubes write, from an address that is a multiple of 16.
+#[cube]
+pub(crate) fn load_quad(addr: u64) -> Vector<f32, Const<4>> {
+    let quad: Vector<f32, Const<4>>;
+    gpu_asm!("ld.global.v4.f32 {o}, [{a}];", o = out(_) quad, a = in(_) addr);
+    quad
+}
+
 /// The lower halves of two words side by side, or the upper ones.
 #[cube]
 pub(crate) fn halves(first: u32, second: u32, #[comptime] upper: bool) -> u32 {
@@ -140,6 +148,22 @@ pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16)
 #[cube]
 pub(crate) fn bf16_pair(word: u32) -> (f32, f32) {
     (f32::reinterpret(word << 16), f32::reinterpret(word & 0xFFFF_0000u32))
+}
+
+/// Two numbers as sums of two bf16: the first parts side by side, and the second ones.
+#[cube]
+pub(crate) fn two_bf16(first: f32, second: f32) -> (u32, u32) {
+    let high = round_pair(first, second, Float16::Bf16);
+    let (a, b) = bf16_pair(high);
+    (high, round_pair(first - a, second - b, Float16::Bf16))
+}
+
+/// A word of shared memory.
+#[cube]
+pub(crate) fn load_word(addr: u32) -> u32 {
+    let word: u32;
+    gpu_asm!("ld.shared.b32 {o}, [{a}];", o = out(_) word, a = in(_) addr);
+    word
 }
 
 /// Stores two numbers, rounded, side by side to shared memory.
