@@ -71,7 +71,8 @@ pub struct MhcPre {
 /// * `bias`: `[n² + 2n]`, f32.
 /// * `gamma`: `[n, D]`, f32, scales x where φ reads it; none: 1.
 ///
-/// Arithmetic is f32. Gradients flow to all of them; two runs agree bit for bit.
+/// Arithmetic is f32; beside an x of bf16 φ, and in its backward the gradient of φ·X, may count 17 bits where they are
+/// multiplied. Gradients flow to all of them; two runs agree bit for bit.
 ///
 /// # Errors
 ///
