@@ -54,7 +54,9 @@ fn results_of_every_operator_are_checked() {
         let case = &op.shapes(Scale::Small)[0];
         each_pass(op, case, DType::F32, |what, right, judge| {
             assert_eq!(judge(&right), Ok(()), "{what}");
-            for wrong in each_wrong(&right, |result| Some(result.mul_scalar(1.02))) {
+            // The gradient of what there is not is empty.
+            let larger = |x: Tensor<1>| (x.dims()[0] > 0).then(|| x.mul_scalar(1.02));
+            for wrong in each_wrong(&right, larger) {
                 let error = judge(&wrong).expect_err(what);
                 assert!(error.contains(" off"), "{what}: {error}");
             }
@@ -152,10 +154,13 @@ fn a_lost_block_of_products_is_convicted() {
         each_pass(op, case, DType::F32, |what, right, judge| {
             let lose = |result: Tensor<1>| {
                 let n = result.dims()[0];
-                let lost = |at: usize| (64..128).contains(&(at / width)) && at % width < 32;
+                let block = |at: usize| (64..128).contains(&(at / width)) && at % width < 32;
+                // Of small results beside products some numbers.
+                let part = |at: usize| (n / 2..n / 2 + n.div_ceil(16)).contains(&at);
+                let lost = |at: usize| if n > 64 * width { block(at) } else { part(at) };
                 let mask: Vec<f32> = (0..n).map(|at| if lost(at) { 0.0 } else { 1.0 }).collect();
                 // A loss has no blocks.
-                assert!(n == 1 || mask.contains(&0.0), "{what}");
+                assert!(n <= 1 || mask.contains(&0.0), "{what}");
                 (n > 1).then(|| result * Tensor::<1>::from_data(mask.as_slice(), &device))
             };
             for (i, wrong) in each_wrong(&right, lose).iter().enumerate() {
