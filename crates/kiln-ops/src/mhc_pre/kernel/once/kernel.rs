@@ -1,5 +1,10 @@
 //! The kernel: warps that multiply, and warps that weight.
 
+// A sum is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+// Kernels have no `is_multiple_of`.
+#![allow(clippy::manual_is_multiple_of)]
+
 use super::super::token::sigmoid;
 use super::plan::{BOX, MULTIPLY, OWNERS, Once, TOKENS, WARPS};
 use crate::reduce::{Shuffle, shuffle};
@@ -76,7 +81,7 @@ pub(super) fn once_kernel<E: Float>(
     let cube = CUBE_POS as u32;
     let (group, rank) = (cube / comptime!(once.cubes as u32), cube % comptime!(once.cubes as u32));
     let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
-    let count = (sixteens - group + sizes.groups - 1) / sizes.groups;
+    let count = (sixteens + (sizes.groups - 1) - group) / sizes.groups;
     let place = Place { group, rank, count, base };
     if UNIT_POS < comptime!(once.streams as u32) {
         shared[comptime!(once.biases_at()) + UNIT_POS as usize] = bias[UNIT_POS as usize];
