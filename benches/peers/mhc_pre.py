@@ -3,7 +3,8 @@ times it.
 
     python3 benches/peers/mhc_pre.py --shapes large --json peers.json
 
-Products of PyTorch are in TF32, which is faster; Liger's φ is in bf16.
+Products of PyTorch are in TF32, for which x is first written in f32, or, where the name says so, in bf16, φ and y too.
+Liger's φ is in bf16.
 """
 
 import peers
@@ -12,11 +13,12 @@ import torch
 NORM_EPS = HC_EPS = 1e-6
 
 
-def eager(repeats):
+def eager(repeats, halves):
     def run(x, phi, alpha, bias, gamma):
-        (b, s, n, d), wide = x.shape, x.flatten(2).float()
-        r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
-        y = wide @ phi.T * r
+        (b, s, n, d), wide = x.shape, x.flatten(2)
+        r = torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + NORM_EPS)
+        y = (wide @ phi.to(x.dtype).T).float() if halves else wide.float() @ phi.T
+        y = y * r
         pre, post, res = torch.split(y, (n, n, n * n), dim=-1)
         bias_pre, bias_post, bias_res = torch.split(bias, (n, n, n * n))
         h_pre = torch.sigmoid(alpha[0] * pre + bias_pre) + HC_EPS
@@ -35,7 +37,8 @@ def eager(repeats):
 def of(case):
     torch.backends.cuda.matmul.allow_tf32 = True
     repeats = int(case.shape.split("sinkhorn=")[1])
-    found = {name: peers.Peer(f) for name, f in peers.torches(eager(repeats)).items()}
+    functions = {**peers.torches(eager(repeats, False)), **peers.torches(eager(repeats, True), " bf16")}
+    found = {name: peers.Peer(f) for name, f in functions.items()}
     try:
         from liger_kernel.transformers.functional import liger_mhc_coeffs, liger_mhc_pre
 

@@ -207,6 +207,11 @@ impl Operator for Row {
             // The kernel that reads x once: two cubes share tokens and go round the ring, and columns beyond the last.
             case([1, 230, 4, 392], false),
             case([1, 17, 6, 72], true).with("sinkhorn", 1),
+            case([1, 70, 1, 72], false),
+            case([1, 70, 3, 136], false).with("sinkhorn", 1),
+            // Ten cubes, and nineteen, more than there are tokens together.
+            case([1, 37, 4, 2888], false),
+            case([1, 37, 6, 1160], false),
             // More columns than the units of a cube hold.
             case([1, 2, 1, 4099], false),
             case([1, 3, 8, 64], true).with("sinkhorn", 5),

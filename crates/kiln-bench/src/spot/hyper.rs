@@ -63,7 +63,7 @@ pub(crate) fn check<O: Operator + ?Sized>(
     let dx = oracle::of_x(some, n, &back, &dh_in);
     spot.compare_rows(0, &of_tokens, &dx)?;
 
-    // Of all tokens, without errors: any token's are at most twice the largest of some.
+    // Of all tokens, without errors: added up they are no more than twice what those of some say.
     let all = spot.input(0)?;
     let all = all.lines();
     let cotangents = [spot.cotangent(0)?, spot.cotangent(1)?, spot.cotangent(2)?];
@@ -83,7 +83,7 @@ pub(crate) fn check<O: Operator + ?Sized>(
         (0..count).into_par_iter().with_min_len(16).map(of_token).collect();
     let rows = weights.0[2].len();
     let with_errors = |of: fn(&Tokens<f64>) -> &Vec<f64>, some: &[Bounded]| -> Vec<Bounded> {
-        let errors: Vec<Bounded> = (0..rows).map(|j| largest_error(some, j, rows)).collect();
+        let errors: Vec<Bounded> = (0..rows).map(|j| typical_error(some, j, rows)).collect();
         let values = every.iter().flat_map(|(_, back)| of(back).iter().zip(&errors));
         values.map(|(value, error)| spot.rounding.number(*value) + *error * 2.0).collect()
     };
@@ -110,9 +110,15 @@ pub(crate) fn check<O: Operator + ?Sized>(
     whole::check(op, spot, &[&dx, &dphi, &dalpha, &dbias, &dgamma].map(|of| Typical::of(of)))
 }
 
-/// The error of the number of row `j` that may be furthest off.
-fn largest_error(of: &[Bounded], j: usize, rows: usize) -> Bounded {
-    let numbers = of.iter().skip(j).step_by(rows);
-    let most = numbers.max_by(|a, b| a.bound().total_cmp(&b.bound())).expect("there are tokens");
-    *most - most.value()
+/// The error of a number of row `j`: of the one that may be furthest off, scaled to the root mean square of all.
+fn typical_error(of: &[Bounded], j: usize, rows: usize) -> Bounded {
+    let numbers = || of.iter().skip(j).step_by(rows);
+    let most = numbers().max_by(|a, b| a.bound().total_cmp(&b.bound()));
+    let most = most.expect("there are tokens");
+    let squares: f64 = numbers().map(|x| x.bound().powi(2)).sum();
+    let typical = (squares / numbers().count() as f64).sqrt();
+    match most.bound() {
+        0.0 => *most - most.value(),
+        bound => (*most - most.value()) * (typical / bound),
+    }
 }

@@ -70,6 +70,8 @@ fn blocks(
     typical: Typical,
 ) -> Result<Result<(), String>, String> {
     let rows = found.dims()[0] / width.max(1);
+    // Squares of small and of large numbers leave f32.
+    let scale = if typical.size > 0.0 { typical.size } else { 1.0 };
     let together = (TOGETHER / (width.max(1) * BLOCK)).max(1) * BLOCK;
     let mut first = 0;
     while first < rows {
@@ -84,7 +86,7 @@ fn blocks(
         let (found, wanted) = (cut(found), cut(wanted));
         let beyond = wanted.clone().abs().greater_equal_elem(largest);
         let squares = |of: Tensor<3>| {
-            let of = of.mask_fill(beyond.clone(), 0.0);
+            let of = of.mask_fill(beyond.clone(), 0.0) / scale;
             host::download(&(of.clone() * of).sum_dim(1))
         };
         let (errors, sizes) = (squares(found - wanted.clone())?, squares(wanted)?);
@@ -93,12 +95,12 @@ fn blocks(
                 let columns = span(across, width);
                 let mean = |of: &[f64]| {
                     let squares: f64 = of[columns.clone()].iter().sum();
-                    (squares / (high * columns.len()) as f64).sqrt()
+                    scale * (squares / (high * columns.len()) as f64).sqrt()
                 };
                 let (error, size) = (mean(errors), mean(sizes));
                 // Of few rows or columns the mean is that of few roundings.
                 let room = ROOM + LAMBDA / (high.min(columns.len()) as f64).sqrt();
-                let larger = if size > typical.size { size / typical.size } else { 1.0 };
+                let larger = (size / scale).max(1.0);
                 let allowed = room * typical.off * larger;
                 // Also where it is not a number, which is within nothing.
                 if error <= allowed && error.is_finite() {

@@ -1,5 +1,8 @@
 //! Counters in the device's memory by which cubes of a launch find each other. A kernel leaves them as it found them,
 //! zero, for the next launch of the stream.
+//!
+//! They belong to the stream that asks. A recorded graph keeps those of the stream that recorded it, and must not run
+//! beside launches of that stream; what is recorded has been launched before, as kernels have to be compiled too.
 
 use burn::backend::StreamId;
 use cubecl::prelude::*;

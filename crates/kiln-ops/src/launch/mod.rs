@@ -188,6 +188,11 @@ fn takeable(tensor: &CubeTensor) -> bool {
     Hardware::of(&tensor.client).ptx && tensor.can_mut() && !audit::running()
 }
 
+/// Whether a tensor begins at a multiple of 16 bytes, as TMA wants it.
+pub(crate) fn begins_at_16(tensor: &CubeTensor) -> bool {
+    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
+}
+
 /// Stands in for an output that this launch does not write.
 pub(crate) fn unused(like: &CubeTensor, dtype: DType) -> CubeTensor {
     unread(like, Shape::new([16]), dtype)

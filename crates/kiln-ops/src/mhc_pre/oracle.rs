@@ -130,7 +130,8 @@ pub fn of_x<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>, dh_in: &[N
     let element = |place: usize| {
         let (token, at) = (place / width, place % width);
         let dy = &back.dy[token * rows..][..rows];
-        let terms = (0..rows).map(|j| (phi[j * width + at].beside_halves(), dy[j].beside_halves()));
+        let dy = |j: usize| dy[j].beside_halves().of_row();
+        let terms = (0..rows).map(|j| (phi[j * width + at].beside_halves(), dy(j)));
         let through = N::dot(terms) * back.r[token];
         let direct = back.weights[token * n + at / d] * dh_in[token * d + at % d];
         (through - back.shrunk[token] * of.x[place] + direct).stored()

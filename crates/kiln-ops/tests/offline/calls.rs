@@ -182,9 +182,12 @@ fn streams(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
 
 /// Four streams with Sinkhorn, and eight, ragged, without.
 fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    for ([b, s, n, d], sinkhorn) in
-        [([1, 4096, 4, 768], 20), ([1, 4096, 4, 2560], 20), ([1, 512, 8, 257], 0)]
-    {
+    for ([b, s, n, d], sinkhorn) in [
+        ([1, 4096, 4, 768], 20),
+        ([1, 4096, 4, 2560], 20),
+        ([1, 4096, 5, 768], 20),
+        ([1, 512, 8, 257], 0),
+    ] {
         let (tokens, rows) = (b * s, n * (n + 2));
         let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
         let row = |size: usize| tensor(client, [size], DType::F32);

@@ -1,4 +1,4 @@
-//! What is launched: a product with φ, a pass over x, and small kernels with one unit a token between them.
+//! What is launched: passes over x, and small kernels with one unit a token between them.
 //!
 //! Forward: [`once`] makes x·φᵀ, the norm and h_in from one pass over x where it can; elsewhere there are
 //! [products](parts) x·φᵀ, and [`apply`] reads x once more. [`token`] makes h_post and h_res.
@@ -127,7 +127,7 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
     }
     let x = flat(x, d);
     let phi = into_contiguous(phi);
-    let plan = once::Plan::new(&x, d, family);
+    let plan = once::Plan::new(&x, &h_in, d, family);
     let mix = match plan {
         Some(_) => f32("mix", &[d.tokens, d.rows]),
         None => parts::mix(op, x.clone(), phi.clone(), d, family),
@@ -180,9 +180,9 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
     let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
     let gradients = input::Gradients { dm: &dm, along: &along, weights: &weights };
     if let (Some(dx), Some(dh_in), true) = (&dx, &dh_in, wanted[1])
-        && let Some(plan) = together::Plan::new(&x, dh_in, d, family)
-        && let Some(dphi) = plan.run(op, &x, &phi, dh_in, &gradients, d, dx)
+        && let Some(plan) = together::Plan::new(&x, dh_in, dx, d, family)
     {
+        let dphi = plan.run(op, &x, &phi, dh_in, &gradients, d, dx);
         return [Some(dx.clone()), Some(dphi), dalpha, dbias];
     }
     if let Some(dx) = &dx {

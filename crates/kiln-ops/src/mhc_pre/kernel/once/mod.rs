@@ -6,12 +6,17 @@
 //! it leaves in the workspace. Four more warps take sixteen tokens each in turn: one waits until all cubes of the group
 //! have left their sums, adds them up, in order, and weights the streams, which still are in shared memory.
 //!
+//! The cubes of a group wait for each other, so all of them have to run at a time. There are no more cubes than
+//! multiprocessors, each has one for itself, and the cubes of a group follow each other: of a launch at most one group
+//! is there in part, and waits until others that are done make room.
+//!
 //! A multiprocessor's share of 4 TB/s is 30 KB in a microsecond, so a stage of 40 KB takes 1.4. From a stage's load to its
 //! end are some six: the ring and the warps that take turns hide them.
 
 mod kernel;
 mod plan;
 
+use super::Dims;
 use super::token::Given;
 use crate::device::Hardware;
 use crate::launch;
@@ -32,14 +37,18 @@ pub(super) struct Plan {
 
 impl Plan {
     /// For x as `[T, n·D]`, if this kernel takes it.
-    pub(super) fn new(x: &CubeTensor, d: super::Dims, family: Option<Family>) -> Option<Self> {
+    pub(super) fn new(
+        x: &CubeTensor,
+        h_in: &CubeTensor,
+        d: Dims,
+        family: Option<Family>,
+    ) -> Option<Self> {
         let client = &x.client;
-        let offset = x.handle.offset_start.unwrap_or(0);
         let fits = Hardware::of(client).wgmma
             && matches!(family, None | Some(Family::Wgmma))
             && x.dtype == DType::BF16
             && d.width.is_multiple_of(8)
-            && offset.is_multiple_of(16);
+            && [x, h_in].into_iter().all(launch::begins_at_16);
         if !fits {
             return None;
         }
@@ -94,7 +103,10 @@ impl Plan {
                 given.mix.clone().into_buffer_arg(),
                 given.norm.clone().into_buffer_arg(),
                 parts.into_buffer_arg(),
-                launch::counters::argument(client, "mhc_pre", COUNTERS),
+                match once.cubes {
+                    1 => launch::unused(x, DType::U32).into_buffer_arg(),
+                    _ => launch::counters::argument(client, "mhc_pre", COUNTERS),
+                },
                 sizes,
                 once,
                 dtype_to_elem_type(x.dtype),

@@ -12,13 +12,14 @@ pub(super) const OWNERS: usize = 4;
 const REGISTERS: usize = 120;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
-/// Tokens in flight, in sixteens, and how many at least.
+/// Tokens in flight, in sixteens. There are no fewer stages than warps that take turns: so the one before in a stage has
+/// always been waited for.
 const STAGES: usize = 8;
-const FEW_STAGES: usize = 3;
+const FEW_STAGES: usize = OWNERS;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
 /// Counters of all groups.
-pub(super) const COUNTERS: usize = 8192;
+pub(super) const COUNTERS: usize = 2048;
 
 /// What a kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,6 +167,7 @@ mod tests {
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
+                assert!(plan.stages >= OWNERS, "{plan:?}");
                 let groups = 132 / plan.cubes;
                 assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }

@@ -31,15 +31,12 @@ pub(super) struct Plan {
     groups: usize,
 }
 
-fn aligned(tensor: &CubeTensor) -> bool {
-    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
-}
-
 impl Plan {
     /// For x as `[T, n·D]`, if this kernel takes it.
     pub(super) fn new(
         x: &CubeTensor,
         dh_in: &CubeTensor,
+        dx: &CubeTensor,
         d: Dims,
         family: Option<Family>,
     ) -> Option<Self> {
@@ -48,7 +45,7 @@ impl Plan {
             && matches!(family, None | Some(Family::Wgmma))
             && x.dtype == DType::BF16
             && d.width.is_multiple_of(8)
-            && [x, dh_in].into_iter().all(aligned);
+            && [x, dh_in, dx].into_iter().all(launch::begins_at_16);
         if !fits {
             return None;
         }
@@ -59,7 +56,7 @@ impl Plan {
         Some(Self { together, across, groups: groups.min(d.tokens.div_ceil(TOKENS)) })
     }
 
-    /// Writes dx, and returns dφ; None, and nothing is written, where TMA cannot write there.
+    /// Writes dx, and returns dφ.
     pub(super) fn run(
         self,
         op: &'static str,
@@ -69,10 +66,7 @@ impl Plan {
         of: &Gradients<'_>,
         d: Dims,
         dx: &CubeTensor,
-    ) -> Option<CubeTensor> {
-        if !aligned(dx) {
-            return None;
-        }
+    ) -> CubeTensor {
         let Self { together, across, groups } = self;
         let client = &x.client;
         let columns = d.streams * d.width;
@@ -113,10 +107,10 @@ impl Plan {
             );
         }
         if groups == 1 {
-            return Some(partial);
+            return partial;
         }
         let dphi = output("grad.phi", d.rows);
         column_sum(partial, groups, &dphi);
-        Some(dphi)
+        dphi
     }
 }
