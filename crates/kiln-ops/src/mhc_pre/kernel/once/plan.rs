@@ -113,9 +113,9 @@ impl Once {
         2 * self.stages
     }
 
-    /// Counters of a group: one a place, and one for cubes that are done.
+    /// Counters of a group: one a place, and one for cubes that are done. A cube on its own waits for nobody.
     pub(super) fn counters(&self) -> usize {
-        self.places() + 1
+        if self.cubes > 1 { self.places() + 1 } else { 0 }
     }
 
     /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have,
