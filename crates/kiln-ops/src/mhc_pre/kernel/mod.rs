@@ -24,6 +24,8 @@ mod token;
 
 use super::MhcPreOptions;
 use crate::autodiff::Maybe;
+#[cfg(feature = "cuda")]
+use crate::device::Hardware;
 use crate::launch;
 use crate::tile::Family;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
@@ -102,6 +104,16 @@ impl Dims {
         let [b, s, streams, width] = x.meta.shape()[..] else { unreachable!("rank 4") };
         Self { tokens: b * s, streams, width, rows: streams * (streams + 2) }
     }
+}
+
+/// Whether the kernels that are written for Hopper take these, in bf16: TMA wants whole sixteens of bytes.
+#[cfg(feature = "cuda")]
+fn hopper(tensors: &[&CubeTensor], d: Dims, family: Option<Family>) -> bool {
+    let fits = |of: &&CubeTensor| of.dtype == DType::BF16 && launch::begins_at_16(of);
+    Hardware::of(&tensors[0].client).wgmma
+        && matches!(family, None | Some(Family::Wgmma))
+        && d.width.is_multiple_of(8)
+        && tensors.iter().all(fits)
 }
 
 /// `[T, n·D]`.

@@ -16,9 +16,8 @@
 mod kernel;
 mod plan;
 
-use super::Dims;
 use super::token::Given;
-use crate::device::Hardware;
+use super::{Dims, hopper};
 use crate::launch;
 use crate::tile::Family;
 use crate::tile::cuda::maps::map;
@@ -44,12 +43,7 @@ impl Plan {
         family: Option<Family>,
     ) -> Option<Self> {
         let client = &x.client;
-        let fits = Hardware::of(client).wgmma
-            && matches!(family, None | Some(Family::Wgmma))
-            && x.dtype == DType::BF16
-            && d.width.is_multiple_of(8)
-            && [x, h_in].into_iter().all(launch::begins_at_16);
-        if !fits {
+        if !hopper(&[x, h_in], d, family) {
             return None;
         }
         let multiprocessors = launch::multiprocessors(client);

@@ -10,9 +10,8 @@
 mod kernel;
 mod plan;
 
-use super::Dims;
 use super::input::Gradients;
-use crate::device::Hardware;
+use super::{Dims, hopper};
 use crate::launch;
 use crate::reduce::column_sum;
 use crate::tile::Family;
@@ -41,12 +40,7 @@ impl Plan {
         family: Option<Family>,
     ) -> Option<Self> {
         let client = &x.client;
-        let fits = Hardware::of(client).wgmma
-            && matches!(family, None | Some(Family::Wgmma))
-            && x.dtype == DType::BF16
-            && d.width.is_multiple_of(8)
-            && [x, dh_in, dx].into_iter().all(launch::begins_at_16);
-        if !fits {
+        if !hopper(&[x, dh_in, dx], d, family) {
             return None;
         }
         let memory = client.properties().hardware.max_shared_memory_size;
