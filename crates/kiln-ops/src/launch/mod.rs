@@ -189,6 +189,7 @@ fn takeable(tensor: &CubeTensor) -> bool {
 }
 
 /// Whether a tensor begins at a multiple of 16 bytes, as TMA wants it.
+#[cfg(feature = "cuda")]
 pub(crate) fn begins_at_16(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
 }
