@@ -1,4 +1,4 @@
-//! `kiln`: train, generate, data, bench, verify, op.
+//! `kiln`: train, generate, curves, data, bench, verify, op.
 //!
 //! Errors are one line on stderr and exit status 2.
 
@@ -28,6 +28,8 @@ enum Command {
     Train(commands::train::Args),
     /// Continue a text with a trained model.
     Generate(commands::generate::Args),
+    /// Compare the losses of runs.
+    Curves(commands::curves::Args),
     /// Prepare text for training.
     #[command(subcommand)]
     Data(commands::data::Command),
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => commands::train::run(args),
         Command::Generate(args) => commands::generate::run(args),
+        Command::Curves(args) => commands::curves::run(args),
         Command::Data(command) => commands::data::run(command),
         Command::Bench(args) => commands::bench::run(args),
         Command::Verify(args) => commands::verify::run(args),

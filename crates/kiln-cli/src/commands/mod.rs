@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 pub mod bench;
+pub mod curves;
 pub mod data;
 pub mod generate;
 pub mod op;

@@ -2,6 +2,7 @@
 #![cfg(feature = "flex")]
 
 mod bench;
+mod curves;
 mod streams;
 
 use assert_cmd::Command;

@@ -2,10 +2,12 @@
 
 mod checkpoint;
 pub mod curve;
+pub mod curves;
 mod disk;
 mod folder;
 mod manifest;
 pub mod metrics;
+mod plot;
 mod series;
 mod tensorboard;
 

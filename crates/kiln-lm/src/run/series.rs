@@ -42,7 +42,7 @@ impl Series {
         self.parts.iter().map(Vec::as_slice)
     }
 
-    pub(crate) fn points(&self) -> impl Iterator<Item = Point> {
+    pub(crate) fn points(&self) -> impl Iterator<Item = Point> + Clone {
         self.parts.iter().flatten().copied()
     }
 

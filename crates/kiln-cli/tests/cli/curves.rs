@@ -1,0 +1,79 @@
+//! `kiln curves`.
+
+use super::{error, kiln, place};
+use std::fs;
+use std::path::Path;
+
+/// A run whose validation loss goes as low as this.
+fn run(place: &Path, folder: &str, lowest: f64) {
+    let folder = place.join(folder);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.toml"), "").unwrap();
+    let line = |step: u64, kind: &str, loss: f64| {
+        format!(
+            "{{\"step\":{step},\"kind\":\"{kind}\",\"loss\":{loss},\"tokens_per_second\":{step}}}\n"
+        )
+    };
+    let lines = [
+        line(1, "train", 4.0),
+        line(2, "train", 3.0),
+        line(3, "train", 2.5),
+        line(3, "validation", lowest),
+        line(5, "train", 2.0),
+        line(5, "validation", lowest + 1.0),
+    ];
+    fs::write(folder.join("metrics.jsonl"), lines.concat()).unwrap();
+}
+
+#[test]
+fn runs_of_one_name_have_a_mean_and_a_colour() {
+    let place = place();
+    let place = place.path();
+    run(place, "runs/a", 1.5);
+    run(place, "runs/b", 1.75);
+    run(place, "runs/c=d", 1.25);
+    let runs = ["plain=runs/a", "plain=runs/b", "runs/c=d"];
+    let (status, out, err) =
+        kiln(place, &[&["curves", "--markdown", "--svg", "loss.svg"], &runs[..]].concat());
+    assert_eq!((status, err.as_str()), (0, ""));
+    let rows: Vec<Vec<&str>> = out
+        .lines()
+        .skip(2)
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            ["plain", "runs/a", "5", "1.5000", "3"],
+            ["plain", "runs/b", "5", "1.7500", "3"],
+            ["plain", "mean", "", "1.6250", ""],
+            ["c=d", "runs/c=d", "5", "1.2500", "3"],
+        ]
+    );
+    let svg = fs::read_to_string(place.join("loss.svg")).unwrap();
+    assert!(svg.contains("plain, best validation 1.625") && svg.contains("c=d, best"), "{svg}");
+}
+
+#[test]
+fn what_is_no_run_is_named() {
+    let place = place();
+    let place = place.path();
+    run(place, "a", 1.5);
+    fs::create_dir(place.join("empty")).unwrap();
+    for (runs, expected) in [
+        (&["x=empty"][..], "empty"),
+        (&["gone"], "gone"),
+        (&["a", "b=./a"], "./a is named twice"),
+        (&["=a"], "expected a folder, or NAME=FOLDER"),
+        (&["x="], "expected a folder, or NAME=FOLDER"),
+        (&["a", "--svg", "."], "expected a file"),
+        (&["a", "--title", "T"], "--svg"),
+        (&[], "[NAME=]FOLDER"),
+    ] {
+        let line = error(place, &[&["curves"], runs].concat());
+        assert!(line.contains(expected), "{runs:?}: {line}");
+    }
+    fs::write(place.join("a/metrics.jsonl"), "nonsense\n{}\n").unwrap();
+    let line = error(place, &["curves", "a"]);
+    assert!(line.contains("metrics.jsonl:1: expected a record of metrics"), "{line}");
+}
