@@ -3,9 +3,8 @@
 //! A cube holds a part of φ in registers, as the sum of two bf16: the columns of all streams from one place to another.
 //! As many cubes as that takes for all columns are a group and go through the same tokens, sixteen at a time, which TMA
 //! brings into a ring of stages. Eight warps multiply them with φ and add up squares; what a cube has of a token's sums
-//! it leaves in the workspace. Four pairs of warps more take sixteen tokens each in turn, a warp eight of them: it waits
-//! until all cubes of the group have left their sums, adds them up, in order, and weights the streams, which still are in
-//! shared memory.
+//! it leaves in the workspace. Four more warps take sixteen tokens each in turn: one waits until all cubes of the group
+//! have left their sums, adds them up, in order, and weights the streams, which still are in shared memory.
 //!
 //! The cubes of a group wait for each other, so all of them have to run at a time. There are no more cubes than
 //! multiprocessors, each has one for itself, and the cubes of a group follow each other: of a launch at most one group
@@ -23,10 +22,11 @@ use crate::launch;
 use crate::tile::Family;
 use crate::tile::cuda::maps::map;
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use kernel::{SizesLaunch, once_kernel};
-use plan::{BOX, Once, TOKENS, UNITS};
+use plan::{BOX, COUNTERS, MULTIPLY, OWNERS, Once, TOKENS};
 
 /// How many tokens are made by how many groups.
 pub(super) struct Plan {
@@ -50,7 +50,7 @@ impl Plan {
         let memory = client.properties().hardware.max_shared_memory_size;
         let once = Once::new(d.streams, d.width, multiprocessors, memory)?;
         let groups = (multiprocessors / once.cubes).min(d.tokens.div_ceil(TOKENS));
-        Some(Self { once, groups })
+        (groups * once.counters() <= COUNTERS).then_some(Self { once, groups })
     }
 
     /// Writes h_in, and what `given` names: x·φᵀ and the norms.
@@ -63,11 +63,9 @@ impl Plan {
     ) {
         let Self { once, groups } = self;
         let (d, options, client) = (given.d, given.options, &x.client);
-        let address = launch::address_type(&[phi, h_in, given.mix]);
-        let most_groups = launch::multiprocessors(client) / once.cubes;
-        let heads = (2 * most_groups).next_multiple_of(4);
-        // The numbers in it are of this layout.
-        let layout = format!("mhc_pre {most_groups} {once:?}");
+        let places = groups * once.places() * once.cubes * once.part();
+        let parts = launch::unread(x, Shape::new([places]), DType::F32);
+        let address = launch::address_type(&[phi, h_in, given.mix, &parts]);
         let sixteens = d.tokens.div_ceil(TOKENS);
         let ways = [
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
@@ -80,7 +78,6 @@ impl Plan {
             d.tokens as u32,
             d.width as u32,
             groups as u32,
-            heads as u32,
             options.norm_eps as f32,
             options.hc_eps as f32,
         );
@@ -90,7 +87,7 @@ impl Plan {
             once_kernel::launch_unchecked(
                 client,
                 launch::grid(client, groups * once.cubes),
-                CubeDim::new_1d(UNITS as u32),
+                CubeDim::new_1d((MULTIPLY + 32 * OWNERS) as u32),
                 address,
                 x_map,
                 phi.clone().into_buffer_arg(),
@@ -99,7 +96,11 @@ impl Plan {
                 h_in.clone().into_buffer_arg(),
                 given.mix.clone().into_buffer_arg(),
                 given.norm.clone().into_buffer_arg(),
-                launch::counters::argument(client, layout, heads + most_groups * once.workspace()),
+                parts.into_buffer_arg(),
+                match once.cubes {
+                    1 => launch::unused(x, DType::U32).into_buffer_arg(),
+                    _ => launch::counters::argument(client, "mhc_pre", COUNTERS),
+                },
                 sizes,
                 once,
                 dtype_to_elem_type(x.dtype),

@@ -4,27 +4,23 @@
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together: the rows of an instruction.
 pub(super) const TOKENS: usize = 16;
-/// Warps that multiply.
+/// Warps that multiply, and that weight.
 pub(super) const WARPS: usize = 8;
 pub(super) const MULTIPLY: usize = 32 * WARPS;
-/// Pairs of warps that weight, in turns.
-pub(super) const PAIRS: usize = 4;
-pub(super) const OWNERS: usize = 2 * PAIRS;
-pub(super) const UNITS: usize = MULTIPLY + 32 * OWNERS;
-/// Sides: places for what the warps that multiply have of tokens.
-pub(super) const SIDES: usize = 2;
-/// Tokens of a warp that weights.
-pub(super) const HALF: usize = TOKENS / 2;
-/// Registers of a unit that hold φ: of 128 that it has.
-const OF_PHI: usize = 96;
+pub(super) const OWNERS: usize = 4;
+/// Registers of a unit that hold φ.
+const REGISTERS: usize = 120;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
-/// Tokens in flight, in sixteens. There are no fewer stages than pairs that take turns: so the one before in a stage has
+/// Tokens in flight, in sixteens. There are no fewer stages than warps that take turns: so the one before in a stage has
 /// always been waited for.
 const STAGES: usize = 8;
-const FEW_STAGES: usize = PAIRS;
+const FEW_STAGES: usize = OWNERS;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
+/// Counters of all groups.
+pub(super) const COUNTERS: usize = 2048;
+
 /// What a kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Once {
@@ -51,17 +47,15 @@ impl Once {
         let all = width.div_ceil(BOX);
         let fits = |boxes: &usize| {
             let plan = plan(*boxes, 1);
-            plan.steps() * plan.eights() * 4 <= OF_PHI && plan.stage_bytes() <= BYTES
+            plan.steps() * plan.eights() * 4 <= REGISTERS && plan.stage_bytes() <= BYTES
         };
         let most = (1..=all).take_while(fits).last()?;
         let boxes = all.div_ceil(all.div_ceil(most));
         let cubes = all.div_ceil(boxes);
         let plan = plan(boxes, cubes);
-        let room = memory.checked_sub(BESIDE + 4 * plan.words_beside() + 16 * SIDES)?;
+        let room = memory.checked_sub(BESIDE + 4 * plan.words_beside())?;
         let stages = (room / (plan.stage_bytes() + 16)).min(STAGES);
-        let of_phi = 4 * rows * plan.phi_row();
-        let fits = stages >= FEW_STAGES && stages * plan.stage_bytes() >= of_phi;
-        (fits && cubes <= multiprocessors).then_some(Self { stages, ..plan })
+        (stages >= FEW_STAGES && cubes <= multiprocessors).then_some(Self { stages, ..plan })
     }
 
     /// Rows of φ in eights.
@@ -98,19 +92,19 @@ impl Once {
         WARPS * TOKENS * self.columns()
     }
 
-    /// Threes of a token's sums that the weights are made of: y, and the sum of the squares.
-    pub(super) fn firsts(&self) -> usize {
-        (self.streams + 1).div_ceil(3)
-    }
-
-    /// Threes of the rest of x·φᵀ of a token.
-    pub(super) fn rest(&self) -> usize {
-        (self.rows - self.streams).div_ceil(3)
-    }
-
-    /// Threes that a cube leaves of tokens that are taken together: the firsts of all, then the rest.
+    /// f32 that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of the
+    /// squares, then the rest of x·φᵀ, in fours.
     pub(super) fn part(&self) -> usize {
-        TOKENS * (self.firsts() + self.rest())
+        self.firsts() + TOKENS * self.rest()
+    }
+
+    pub(super) fn firsts(&self) -> usize {
+        TOKENS * (self.streams + 1)
+    }
+
+    /// Of a token.
+    pub(super) fn rest(&self) -> usize {
+        (self.rows - self.streams).next_multiple_of(4)
     }
 
     /// Where in the workspace tokens may be: before a place is taken again, all cubes of the group have read it, for none
@@ -119,19 +113,20 @@ impl Once {
         2 * self.stages
     }
 
-    /// Words of the workspace of a group: a three and its number in four words.
-    pub(super) fn workspace(&self) -> usize {
-        4 * self.places() * self.cubes * self.part()
+    /// Counters of a group: one a place, and one for cubes that are done. A cube on its own waits for nobody.
+    pub(super) fn counters(&self) -> usize {
+        if self.cubes > 1 { self.places() + 1 } else { 0 }
     }
 
-    /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have, and biases.
+    /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have,
+    /// and biases.
     fn words_beside(&self) -> usize {
-        SIDES * self.side() + OWNERS * self.owned() + self.streams
+        2 * self.side() + OWNERS * self.owned() + self.streams
     }
 
-    /// y, the sums of the squares and the weights of the tokens of a warp that weights.
+    /// y, the sums of the squares and the weights of tokens that are taken together.
     pub(super) fn owned(&self) -> usize {
-        HALF * (2 * self.streams + 1)
+        self.firsts() + TOKENS * self.streams
     }
 
     /// In words: where these are, and, in bytes, the barriers.
@@ -140,7 +135,7 @@ impl Once {
     }
 
     pub(super) fn owned_at(&self) -> usize {
-        self.sides_at() + SIDES * self.side()
+        self.sides_at() + 2 * self.side()
     }
 
     pub(super) fn biases_at(&self) -> usize {
@@ -151,14 +146,9 @@ impl Once {
         4 * (self.biases_at() + self.streams).next_multiple_of(2)
     }
 
-    /// f32 from a row of φ to the next where it is first, in the place of the ring: eight more than it has, for the banks.
-    pub(super) fn phi_row(&self) -> usize {
-        self.streams * self.boxes * BOX + 8
-    }
-
     /// All words of shared memory.
     pub(super) fn words(&self) -> usize {
-        (self.barriers_at() + 16 * (self.stages + SIDES)) / 4
+        (self.barriers_at() + 16 * self.stages) / 4
     }
 }
 
@@ -177,7 +167,9 @@ mod tests {
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
-                assert!(plan.stages >= PAIRS, "{plan:?}");
+                assert!(plan.stages >= OWNERS, "{plan:?}");
+                let groups = 132 / plan.cubes;
+                assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }
         }
         assert_eq!(Once::new(7, 64, 132, MEMORY), None);
