@@ -137,6 +137,12 @@ def cases(op, scale, dtype):
     return [case for case in found if (case.op, case.scale) == (op, scale)]
 
 
+def named(shape, known):
+    """Of cases of an operator the one of this name, or else those that begin with the shape."""
+    exact = [case for case in known if case.shape == shape]
+    return exact or [case for case in known if case.shape.replace(",", " ").split()[0] == shape]
+
+
 @dataclasses.dataclass
 class Call:
     """What is timed: `run(turn)`, and what makes the inputs good again if it writes over them."""
@@ -355,13 +361,14 @@ def versions():
 
 def measure(ops, args):
     """The rows of a run."""
-    known = [case for op in ops for case in cases(op, args.shapes, args.dtype)]
-    wanted = [shape.replace("x", "×") for shape in args.case or ()]
-    for shape in wanted:
-        if shape not in [case.shape for case in known]:
-            sys.exit(f"error: --case {shape}: what is timed is {'; '.join(case.shape for case in known)}")
-    for case in known:
-        if wanted and case.shape not in wanted:
+    known = [cases(op, args.shapes, args.dtype) for op in ops]
+    asked = {shape: [case for of in known for case in named(shape.replace("x", "×"), of)] for shape in args.case or ()}
+    for shape, found in asked.items():
+        if not found:
+            timed = "; ".join(case.shape for of in known for case in of)
+            sys.exit(f"error: --case {shape}: what is timed is {timed}")
+    for case in [case for of in known for case in of]:
+        if asked and not any(case in found for found in asked.values()):
             continue
         for work in case.work:
             which, nbytes, flops = work["pass"], work["bytes"][args.dtype], work["flops"]
@@ -396,7 +403,7 @@ def main(ops, dtype="bf16"):
     parser.add_argument("ops", nargs="*", metavar="OP", help=f"these alone, of {', '.join(ops)}")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=("small", "train", "large", "thin", "lengths"), default="train")
-    parser.add_argument("--case", action="append", metavar="SHAPE", help="this shape alone")
+    parser.add_argument("--case", action="append", metavar="SHAPE", help="the case that is this, else those that begin with it")
     parser.add_argument("--pass", dest="only", choices=PASSES, help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
     parser.add_argument("--dtype", choices=DTYPES, default=dtype)

@@ -9,6 +9,8 @@ pub enum Kind {
     Number,
     /// A finite number of at least this.
     AtLeast(f64),
+    /// A finite number from one to another, both included.
+    Between(f64, f64),
     /// A finite number above this.
     Above(f64),
     /// A finite number, or the default text, which stands for a value that depends on the shapes.
@@ -21,6 +23,8 @@ pub enum Kind {
     Integer,
     /// An integer of at least this.
     IntegerAtLeast(i64),
+    /// An integer from one to another, both included.
+    IntegerBetween(i64, i64),
     /// `true` or `false`.
     Flag,
     /// One of these words.
@@ -109,6 +113,10 @@ impl Attribute {
             Kind::AtLeast(least) => in_range(|v, b| v >= b, least)
                 .map(Some)
                 .ok_or_else(|| format!("a number of at least {least}")),
+            Kind::Between(low, high) => finite
+                .filter(|v| (low..=high).contains(v))
+                .map(Some)
+                .ok_or_else(|| format!("a number from {low} to {high}")),
             Kind::Above(least) => in_range(|v, b| v > b, least)
                 .map(Some)
                 .ok_or_else(|| format!("a number above {least}")),
@@ -126,6 +134,10 @@ impl Attribute {
                 .filter(|v| *v >= least)
                 .map(|v| Some(v as f64))
                 .ok_or_else(|| format!("an integer of at least {least}")),
+            Kind::IntegerBetween(low, high) => integer
+                .filter(|v| (low..=high).contains(v))
+                .map(|v| Some(v as f64))
+                .ok_or_else(|| format!("an integer from {low} to {high}")),
             Kind::OptionalInteger(least) => integer
                 .filter(|v| *v >= least)
                 .map(|v| Some(v as f64))
@@ -151,6 +163,8 @@ mod tests {
         Attribute { name: "causal", default: "true", kind: Kind::Flag },
         Attribute { name: "scale", default: "D^-½", kind: Kind::Optional },
         Attribute { name: "steps", default: "5", kind: Kind::IntegerAtLeast(1) },
+        Attribute { name: "share", default: "0", kind: Kind::Between(0.0, 1.0) },
+        Attribute { name: "repeats", default: "0", kind: Kind::IntegerBetween(0, 32) },
     ];
 
     fn read(name: &str, text: &str) -> Result<Attributes, String> {
@@ -177,6 +191,10 @@ mod tests {
             ("scale", "inf", "op: attribute scale = inf, expected a number"),
             ("eps", "1e39", "op: attribute eps = 1e39, expected a number of at least 0"),
             ("steps", "0", "op: attribute steps = 0, expected an integer of at least 1"),
+            ("share", "-0.1", "op: attribute share = -0.1, expected a number from 0 to 1"),
+            ("share", "1.1", "op: attribute share = 1.1, expected a number from 0 to 1"),
+            ("repeats", "33", "op: attribute repeats = 33, expected an integer from 0 to 32"),
+            ("repeats", "-1", "op: attribute repeats = -1, expected an integer from 0 to 32"),
             ("steps", "1.5", "op: attribute steps = 1.5, expected an integer of at least 1"),
         ] {
             assert_eq!(read(name, text).unwrap_err(), expected);

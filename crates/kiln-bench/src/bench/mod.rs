@@ -58,7 +58,8 @@ pub struct Plan {
     pub rounds: usize,
     /// Which family of product kernels; none: the one that would run.
     pub family: Option<&'static str>,
-    /// Only these of them, as [`Case`] is written; all if none is named.
+    /// Only these of them, as [`Case`] is written, or else, of each operator, those that begin with this shape; all if
+    /// none is named.
     pub only: Vec<String>,
     /// Only this pass.
     pub pass: Option<Pass>,
@@ -69,8 +70,7 @@ pub struct Plan {
 impl Plan {
     /// What is timed of an operator.
     pub fn cases(&self, op: &dyn Operator) -> Vec<Case> {
-        let named = |case: &Case| self.only.is_empty() || self.only.contains(&case.to_string());
-        op.shapes(self.scale).into_iter().filter(named).collect()
+        cases_of(op, self.scale, &self.only)
     }
 
     /// The element type that an operator is timed in: f32 where it computes in no other.
@@ -82,6 +82,25 @@ impl Plan {
     pub fn gate(&self) -> gate::Options {
         gate::Options { family: self.family, ..gate::Options::default() }
     }
+}
+
+/// The cases of an operator: those that are `only`, or else begin with that shape; all if it is empty.
+pub fn cases_of(op: &dyn Operator, scale: Scale, only: &[String]) -> Vec<Case> {
+    let mut cases = op.shapes(scale);
+    if only.is_empty() {
+        return cases;
+    }
+    let names: Vec<String> = cases.iter().map(Case::to_string).collect();
+    let is_meant = |name: &String| {
+        let first = name.split([',', ' ']).next();
+        only.iter().any(|only| match names.contains(only) {
+            true => name == only,
+            false => first == Some(only.as_str()),
+        })
+    };
+    let mut meant = names.iter().map(is_meant);
+    cases.retain(|_| meant.next() == Some(true));
+    cases
 }
 
 /// What a run of the bench says while it goes on.

@@ -169,3 +169,21 @@ fn a_lost_block_of_products_is_convicted() {
         });
     }
 }
+
+#[test]
+fn cases_are_named_by_all_of_them_or_by_their_first_shape() {
+    let of = |op: &str, scale, only: &str| {
+        let op = registry::find(op).expect("it is there");
+        let cases = cases_of(op, scale, &[only.to_string()]);
+        cases.iter().map(Case::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(of("matmul_tn", Scale::Train, "8192×768")[..], ["8192×768"]);
+    let several = of("matmul", Scale::Train, "8192×768");
+    assert!(several.len() > 1 && several.iter().all(|case| case.starts_with("8192×768, ")));
+    assert_eq!(of("matmul", Scale::Train, &several[1])[..], several[1..2]);
+    let whole = "8×4096×4×2560, 24×10240 sinkhorn=20";
+    for only in [whole, "8×4096×4×2560"] {
+        assert_eq!(of("mhc_pre", Scale::Large, only)[..], [whole]);
+    }
+    assert!(of("mhc_pre", Scale::Large, "8×4096").is_empty());
+}

@@ -15,7 +15,7 @@ pub(crate) struct Row;
 /// Of both cross-entropies.
 pub(super) const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "ignore_index", default: "-100", kind: Kind::Integer },
-    Attribute { name: "label_smoothing", default: "0", kind: Kind::AtLeast(0.0) },
+    Attribute { name: "label_smoothing", default: "0", kind: Kind::Between(0.0, 1.0) },
     Attribute { name: "z_loss", default: "0", kind: Kind::AtLeast(0.0) },
 ];
 

@@ -54,7 +54,11 @@ const SPEC: Spec = Spec {
     attributes: &[
         Attribute { name: "norm_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
         Attribute { name: "hc_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
-        Attribute { name: "sinkhorn", default: "0", kind: Kind::IntegerAtLeast(0) },
+        Attribute {
+            name: "sinkhorn",
+            default: "0",
+            kind: Kind::IntegerBetween(0, MAX_SINKHORN as i64),
+        },
     ],
     outputs: &[
         OutputSpec { name: "h_in", shape: &["B", "S", "D"], f32: false },
@@ -69,7 +73,6 @@ fn options(attributes: &Attributes) -> MhcPreOptions {
     MhcPreOptions {
         norm_eps: attributes.number("norm_eps"),
         hc_eps: attributes.number("hc_eps"),
-        // Beyond the largest the operator says so.
         sinkhorn: attributes.integer("sinkhorn") as usize,
     }
 }

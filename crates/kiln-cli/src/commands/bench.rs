@@ -35,7 +35,8 @@ pub struct Args {
     /// Sizes to time.
     #[arg(long, value_enum, default_value_t = Shapes::Train)]
     shapes: Shapes,
-    /// Only this shape of theirs, such as 4x16x4096x128; may be given several times.
+    /// Only the case that is this, else, of each operator, those that begin with it, such as 4x16x4096x128; may be given
+    /// several times.
     #[arg(long = "case", value_name = "SHAPE")]
     only: Vec<String>,
     /// Only this pass; both is the forward and the backward together.
@@ -180,23 +181,26 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         Shapes::Thin => Scale::Thin,
         Shapes::Lengths => Scale::Lengths,
     };
+    let shapes = args.shapes.to_possible_value().expect("no variant is skipped");
+    let shapes = shapes.get_name();
     if ops.iter().all(|op| op.shapes(scale).is_empty()) {
         let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
-        let scale = args.shapes.to_possible_value().expect("no variant is skipped");
-        bail!("{names}: no sizes to time with --shapes {}", scale.get_name());
+        bail!("{names}: no sizes to time with --shapes {shapes}");
     }
     for op in ops.iter().filter(|op| !args.ops.is_empty() && op.shapes(scale).is_empty()) {
-        let scale = args.shapes.to_possible_value().expect("no variant is skipped");
-        say(format_args!("{}: nothing to time with --shapes {}", op.spec().name, scale.get_name()));
-    }
-    let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
-    let shapes: Vec<_> =
-        ops.iter().flat_map(|op| op.shapes(scale)).map(|c| c.to_string()).collect();
-    if let Some(unknown) = only.iter().find(|shape| !shapes.contains(shape)) {
-        bail!("--case {unknown}: expected one of these --shapes: {}", shapes.join("; "));
+        say(format_args!("{}: nothing to time with --shapes {shapes}", op.spec().name));
     }
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());
+    }
+    let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
+    for asked in &only {
+        if ops.iter().all(|op| bench::cases_of(*op, scale, std::slice::from_ref(asked)).is_empty())
+        {
+            let all = ops.iter().flat_map(|op| op.shapes(scale)).map(|case| case.to_string());
+            let all = all.collect::<Vec<_>>().join("; ");
+            bail!("--case {asked}: expected one of these --shapes: {all}");
+        }
     }
     let opened = device::open(&args.device)?;
     say(format_args!("device: {}", opened.why));

@@ -1,10 +1,10 @@
 //! `kiln curves`: the losses of several runs beside each other.
 
-use super::{expect_writable, is_same};
+use super::{expect_writable, is_same, write};
 use crate::stdout::print;
 use anyhow::bail;
 use comfy_table::{Table, presets};
-use kiln_lm::run::curves::{self, Group};
+use kiln_lm::run::comparison::{self, Group};
 use kiln_lm::run::{Kind, Record, RunDir, metrics};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,8 +13,7 @@ use std::str::FromStr;
 /// Arguments of `kiln curves`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folders of runs. Runs of one NAME, which differ in their seeds, say, have one colour and a mean; without it a run has
-    /// the name of its folder.
+    /// Folders of runs. Runs of one NAME, which differ in their seeds, say, have one colour and a mean.
     #[arg(required = true, value_name = "[NAME=]FOLDER")]
     runs: Vec<Run>,
     /// Draws the losses into this file.
@@ -39,71 +38,68 @@ impl FromStr for Run {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // A folder may have a `=` in its name: one that is there is meant as it is written.
-        let named = text.split_once('=').filter(|_| !Path::new(text).exists());
-        let (name, folder) = match named {
-            Some((name, folder)) => (name.to_string(), PathBuf::from(folder)),
-            None => {
-                let folder = PathBuf::from(text);
-                let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy();
-                (name.into_owned(), folder)
-            }
-        };
-        if name.is_empty() || folder.as_os_str().is_empty() {
+        // What stands before a `=` in the path of a folder is no name.
+        let named = text.split_once('=').filter(|(name, _)| !name.contains(['/', '\\']));
+        let (name, folder) = named.unwrap_or((text, text));
+        if name.is_empty() || folder.is_empty() {
             return Err("expected a folder, or NAME=FOLDER".into());
         }
-        Ok(Self { name, folder })
+        Ok(Self { name: name.into(), folder: folder.into() })
     }
 }
 
-/// Runs of one name: their folders and records.
-type Named<'a> = (&'a str, Vec<(&'a Path, Vec<Record>)>);
+/// Runs of one name.
+struct Named<'a> {
+    name: &'a str,
+    folders: Vec<&'a Path>,
+    records: Vec<Vec<Record>>,
+}
 
 /// Prints the table, and draws the picture.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     expect_writable(args.svg.as_deref())?;
-    let mut named: Vec<Named<'_>> = Vec::new();
+    let mut all: Vec<Named<'_>> = Vec::new();
     for (index, Run { name, folder }) in args.runs.iter().enumerate() {
         if args.runs[..index].iter().any(|run| is_same(&run.folder, folder)) {
             bail!("{} is named twice", folder.display());
         }
-        let records = metrics::read(&RunDir::open(folder)?.metrics())?;
-        match named.iter_mut().find(|(other, _)| *other == name) {
-            Some((_, runs)) => runs.push((folder, records)),
-            None => named.push((name, vec![(folder, records)])),
+        let run = RunDir::open(folder)?;
+        if let Some(svg) = &args.svg
+            && let Some(file) = [run.metrics(), run.config()].iter().find(|file| is_same(file, svg))
+        {
+            bail!("--svg {} is {} of a run, expected another", svg.display(), file.display());
         }
+        let place = all.iter().position(|named| named.name == name).unwrap_or_else(|| {
+            all.push(Named { name, folders: vec![], records: vec![] });
+            all.len() - 1
+        });
+        all[place].folders.push(folder);
+        all[place].records.push(metrics::read(&run.metrics())?);
     }
     let mut table = Table::new();
-    table.load_style(if args.markdown {
-        presets::ASCII_MARKDOWN
-    } else {
-        presets::UTF8_HORIZONTAL_ONLY
-    });
-    table.set_header(["", "run", "steps", "lowest validation loss", "tokens/s"]);
+    let style = match args.markdown {
+        true => presets::ASCII_MARKDOWN,
+        false => presets::UTF8_HORIZONTAL_ONLY,
+    };
+    table.load_style(style);
+    table.set_header(["name", "run", "steps", "lowest validation loss", "tokens/s"]);
     let mut groups = Vec::new();
-    for (name, runs) in named {
-        let (folders, records): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
-        let group = Group::new(name, &records);
-        let rows = folders.iter().zip(&records).zip(group.lowest());
-        for ((folder, records), lowest) in rows {
+    for &Named { name, ref folders, ref records } in &all {
+        let group = Group::new(name, records.iter().map(Vec::as_slice));
+        for ((folder, records), lowest) in folders.iter().zip(records).zip(group.lowest()) {
             let steps = records.last().map_or(0, |record| record.step);
-            let [lowest, rate] = [(lowest, 4), (tokens_per_second(records), 0)].map(number);
-            table.add_row([
-                name,
-                &folder.display().to_string(),
-                &steps.to_string(),
-                &lowest,
-                &rate,
-            ]);
+            let rate = number(tokens_per_second(records), 0);
+            let folder = folder.display().to_string();
+            table.add_row([name, &folder, &steps.to_string(), &number(lowest, 4), &rate]);
         }
         if folders.len() > 1 {
-            table.add_row([name, "mean", "", &number((group.mean(), 4)), ""]);
+            table.add_row([name, "mean", "", &number(group.mean(), 4), ""]);
         }
         groups.push(group);
     }
     print(table.trim_fmt());
     if let Some(svg) = &args.svg {
-        curves::draw(&groups, svg, &args.title)?;
+        write(svg, &comparison::picture(&groups, &args.title)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -116,6 +112,6 @@ fn tokens_per_second(records: &[Record]) -> Option<f64> {
     rates.get(rates.len() / 2).copied()
 }
 
-fn number((value, decimals): (Option<f64>, usize)) -> String {
+fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{value:.decimals$}"))
 }

@@ -15,7 +15,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::str::FromStr;
 
-/// The operators with these names; all if there are none.
+/// The operators with these names, each once; all if there are none.
 pub fn operators(
     names: &[String],
 ) -> anyhow::Result<Vec<&'static dyn kiln_bench::registry::Operator>> {
@@ -23,7 +23,8 @@ pub fn operators(
     if names.is_empty() {
         return Ok(registry::all().to_vec());
     }
-    names.iter().map(|name| registry::find(name).map_err(|e| anyhow!(e))).collect()
+    let first = names.iter().enumerate().filter(|(index, name)| !names[..*index].contains(name));
+    first.map(|(_, name)| registry::find(name).map_err(|e| anyhow!(e))).collect()
 }
 
 /// A whole number for clap, whose own words for any other are of invalid digits.

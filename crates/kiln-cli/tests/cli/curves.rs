@@ -47,11 +47,14 @@ fn runs_of_one_name_have_a_mean_and_a_colour() {
             ["plain", "runs/a", "5", "1.5000", "3"],
             ["plain", "runs/b", "5", "1.7500", "3"],
             ["plain", "mean", "", "1.6250", ""],
-            ["c=d", "runs/c=d", "5", "1.2500", "3"],
+            ["runs/c=d", "runs/c=d", "5", "1.2500", "3"],
         ]
     );
     let svg = fs::read_to_string(place.join("loss.svg")).unwrap();
-    assert!(svg.contains("plain, best validation 1.625") && svg.contains("c=d, best"), "{svg}");
+    assert!(
+        svg.contains("plain, mean of lowest validation 1.625") && svg.contains("c=d, lowest"),
+        "{svg}"
+    );
 }
 
 #[test]
@@ -66,12 +69,21 @@ fn what_is_no_run_is_named() {
         (&["a", "b=./a"], "./a is named twice"),
         (&["=a"], "expected a folder, or NAME=FOLDER"),
         (&["x="], "expected a folder, or NAME=FOLDER"),
+        (&["runs/x=y"], "runs/x=y"),
+        (&["a", "--svg", "a/metrics.jsonl"], "a/metrics.jsonl of a run, expected another"),
+        (&["x=a", "--svg", "a/config.toml"], "a/config.toml of a run, expected another"),
         (&["a", "--svg", "."], "expected a file"),
         (&["a", "--title", "T"], "--svg"),
         (&[], "[NAME=]FOLDER"),
     ] {
         let line = error(place, &[&["curves"], runs].concat());
         assert!(line.contains(expected), "{runs:?}: {line}");
+    }
+    // Into what is no file it is written.
+    #[cfg(unix)]
+    {
+        let (status, out, _) = kiln(place, &["curves", "a", "--svg", "/dev/stdout"]);
+        assert!(status == 0 && out.contains("1.5000") && out.contains("</svg>"), "{out}");
     }
     fs::write(place.join("a/metrics.jsonl"), "nonsense\n{}\n").unwrap();
     let line = error(place, &["curves", "a"]);

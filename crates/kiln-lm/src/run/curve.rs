@@ -3,9 +3,9 @@
 use super::disk::{DiskError, replace_file};
 use super::metrics::{Kind, Record};
 use super::plot::{
-    COLORS, Chart, Entry, MUTED, POINTS, PlotError, SIZE, frame, nothing, plain, ranges,
+    COLORS, Chart, Entry, MUTED, PlotError, SIZE, frame, line, nothing, plain, ranges,
 };
-use super::series::{LARGEST, Point, Series, smoothed, thinned};
+use super::series::{LARGEST, Series};
 use plotters::prelude::*;
 use std::path::Path;
 use thiserror::Error;
@@ -77,26 +77,9 @@ impl Picture {
             let ends = [(steps.start, *loss), (steps.end, *loss)];
             chart.draw_series(DashedLineSeries::new(ends, 12, 10, MUTED.stroke_width(3)))?;
         }
-        for part in self.training.parts() {
-            let raw = TRAINING.mix(0.35).stroke_width(2);
-            chart.draw_series(LineSeries::new(thinned(part, POINTS), raw))?;
-        }
-        for part in self.training.parts() {
-            let line = thinned(&smoothed(part), POINTS);
-            chart.draw_series(LineSeries::new(line, TRAINING.stroke_width(4)))?;
-        }
-        for part in self.validation.parts() {
-            chart
-                .draw_series(LineSeries::new(thinned(part, POINTS), VALIDATION.stroke_width(4)))?;
-        }
-        // Markers only where they do not run into one another, and for points without a line.
-        let lone = |part: &&[Point]| part.len() == 1;
-        let dots = self.validation.parts().filter(|part| self.validation.len() <= 60 || lone(part));
-        let dot =
-            |size: i32, color: RGBColor| move |at: &Point| Circle::new(*at, size, color.filled());
-        chart.draw_series(dots.flatten().map(dot(7, VALIDATION)))?;
-        chart.draw_series(self.training.parts().filter(lone).flatten().map(dot(6, TRAINING)))?;
-        Ok(())
+        line(chart, &self.training, TRAINING.mix(0.35).stroke_width(2), false)?;
+        line(chart, &self.training.smoothed(), TRAINING.stroke_width(4), false)?;
+        line(chart, &self.validation, VALIDATION.stroke_width(4), true)
     }
 
     /// The lines, with the figures that one looks for first.
@@ -170,7 +153,8 @@ mod tests {
         assert!(svg(&[], None).contains("no loss was logged yet"));
         assert!(svg(&[], Some(("unigram", 3.3))).contains("unigram 3.300"));
         let one = svg(&[loss(Kind::Train, 0, 4.0)], None);
-        assert_eq!(one.matches("<circle").count(), 1);
+        // Raw and smoothed.
+        assert_eq!(one.matches("<circle").count(), 2);
         assert!(!one.contains("no loss was logged yet"));
         svg(&[loss(Kind::Validation, 5000, 4.0)], None);
         svg(&[loss(Kind::Train, 3, 0.0), loss(Kind::Train, 4, 0.0)], None);

@@ -1,8 +1,8 @@
 //! The folder of a training run: configuration, tokenizer, metrics, loss curve and checkpoints.
 
 mod checkpoint;
+pub mod comparison;
 pub mod curve;
-pub mod curves;
 mod disk;
 mod folder;
 mod manifest;

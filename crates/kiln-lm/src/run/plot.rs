@@ -1,6 +1,6 @@
 //! What pictures of losses share: colours, axes, legends and labels.
 
-use super::series::Point;
+use super::series::{Point, Series, thinned};
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -12,7 +12,13 @@ pub(super) const SIZE: (u32, u32) = (1600, 900);
 /// Left end of title and legend, in line with the axis.
 pub(super) const LEFT: i32 = 120;
 /// Points of one line beyond which more cannot be told apart.
-pub(super) const POINTS: usize = 1500;
+const POINTS: usize = 1500;
+/// Points of a line up to which each is marked: more would run into one another.
+const MARKED: usize = 60;
+/// Right end of the legend.
+const RIGHT: i32 = SIZE.0 as i32 - 48;
+/// From a row of the legend to the next.
+const ROW: i32 = 36;
 
 pub(super) const INK: RGBColor = RGBColor(0x22, 0x2b, 0x38);
 pub(super) const MUTED: RGBColor = RGBColor(0x5f, 0x6b, 0x7a);
@@ -59,10 +65,10 @@ where
     let mut bold = text(34, INK);
     bold.font = bold.font.style(FontStyle::Bold);
     root.draw_text(title, &anchored(&bold, HPos::Left), (LEFT, 52))?;
-    draw_legend(root, legend)?;
+    let below = draw_legend(root, legend)?;
     let decimals = decimals(&losses);
     let mut chart = ChartBuilder::on(root)
-        .margin_top(132)
+        .margin_top(below)
         .margin_right(48)
         .margin_bottom(16)
         .margin_left(16)
@@ -95,10 +101,15 @@ pub(super) fn nothing(root: &Area<'_>) -> Result<(), PlotError<'static>> {
     root.draw_text("no loss was logged yet", &anchored(&style, HPos::Center), middle)
 }
 
-/// A row of line samples and names.
-fn draw_legend(root: &Area<'_>, entries: &[Entry]) -> Result<(), PlotError<'static>> {
-    let (mut x, y) = (LEFT, 98);
+/// Line samples and names, in rows; where the picture goes on below them.
+fn draw_legend(root: &Area<'_>, entries: &[Entry]) -> Result<i32, PlotError<'static>> {
+    let (mut x, mut y) = (LEFT, 98);
     for Entry { color, dashed, label } in entries {
+        // There is no font to measure with: 12 pixels are about its mean character.
+        let width = 70 + 12 * label.chars().count() as i32;
+        if x > LEFT && x + width > RIGHT {
+            (x, y) = (LEFT, y + ROW);
+        }
         let line = color.stroke_width(if *dashed { 3 } else { 5 });
         let dashes: &[(i32, i32)] =
             if *dashed { &[(0, 12), (22, 34), (44, 56)] } else { &[(0, 56)] };
@@ -106,9 +117,24 @@ fn draw_legend(root: &Area<'_>, entries: &[Entry]) -> Result<(), PlotError<'stat
             root.draw(&PathElement::new([(x + from, y), (x + to, y)], line))?;
         }
         root.draw_text(label, &anchored(&text(25, INK), HPos::Left), (x + 70, y))?;
-        // There is no font to measure with: 12 pixels are about its mean character.
-        x += 70 + 12 * label.chars().count() as i32 + 50;
+        x += width + 50;
     }
+    Ok(y + 34)
+}
+
+/// Lines through the points. Points without a line are marked, and where that is asked for, all, if there are few.
+pub(super) fn line(
+    chart: &mut Chart<'_, '_>,
+    series: &Series,
+    style: ShapeStyle,
+    marked: bool,
+) -> Result<(), PlotError<'static>> {
+    for part in series.parts() {
+        chart.draw_series(LineSeries::new(thinned(part, POINTS), style))?;
+    }
+    let all = marked && series.len() <= MARKED;
+    let marked = series.parts().filter(|part| all || part.len() == 1).flatten();
+    chart.draw_series(marked.map(|at| Circle::new(*at, 6, style.color.filled())))?;
     Ok(())
 }
 
@@ -168,6 +194,19 @@ fn grouped(step: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_legend_has_rows() {
+        let mut svg = String::new();
+        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let entry = || Entry { color: INK, dashed: false, label: "x".repeat(40) };
+        let below = |count: usize| {
+            let entries: Vec<Entry> = (0..count).map(|_| entry()).collect();
+            draw_legend(&root, &entries).expect("drawn")
+        };
+        // Each is 550 and 50 pixels wide.
+        assert_eq!([0, 1, 2, 3, 6].map(below), [132, 132, 132, 168, 204]);
+    }
 
     #[test]
     fn labels_are_told_apart() {

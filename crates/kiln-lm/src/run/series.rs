@@ -38,6 +38,11 @@ impl Series {
         Self { parts }
     }
 
+    /// The same curve, smoothed.
+    pub(crate) fn smoothed(&self) -> Self {
+        Self { parts: self.parts().map(smoothed).collect() }
+    }
+
     pub(crate) fn parts(&self) -> impl Iterator<Item = &[Point]> {
         self.parts.iter().map(Vec::as_slice)
     }
@@ -67,7 +72,7 @@ impl Series {
 ///
 /// Its window narrows towards the ends, on the right to no less than a quarter of the full one:
 /// otherwise the curve would end in the noise of a single step.
-pub(crate) fn smoothed(points: &[Point]) -> Vec<Point> {
+fn smoothed(points: &[Point]) -> Vec<Point> {
     let widest = points.len() / SMOOTHING;
     let mut sums = Vec::with_capacity(points.len() + 1);
     let mut sum = 0.0;

@@ -30,7 +30,11 @@ pub fn forward<N: Number>(of: Inputs<'_, N>, n: usize, options: MhcPreOptions) -
         let token = Token::new(x, &phi, &of, n, options);
         let d = x.len() / n;
         let pre: Vec<N> = token.pre.iter().map(|s| (*s + options.hc_eps).of_row()).collect();
-        h_in.extend((0..d).map(|at| N::sum((0..n).map(|i| pre[i] * x[i * d + at])).stored()));
+        let alike = rounds_alike(&pre);
+        h_in.extend((0..d).map(|at| {
+            let sum = N::sum((0..n).map(|i| pre[i] * x[i * d + at])).stored();
+            if alike { sum.of_row() } else { sum }
+        }));
         h_post.extend(token.post.iter().map(|s| *s * 2.0));
         h_res.extend(match options.sinkhorn {
             0 => token.res,
@@ -40,6 +44,15 @@ pub fn forward<N: Number>(of: Inputs<'_, N>, n: usize, options: MhcPreOptions) -
         });
     }
     [h_in, h_post, h_res]
+}
+
+/// Whether results that are sums with these weights are rounded alike: where there is one weight and the others are as good
+/// as none, that weight may take numbers of few bits next to others, all on the same side: 1 − 2⁻¹³ does.
+fn rounds_alike<N: Number>(weights: &[N]) -> bool {
+    let mut sizes: Vec<f64> = weights.iter().map(|weight| weight.value().abs()).collect();
+    sizes.sort_by(f64::total_cmp);
+    let largest = sizes.pop().unwrap_or_default();
+    sizes.pop().is_none_or(|second| second < largest / 256.0)
 }
 
 /// dx, dφ, dα, dbias and dγ from the cotangents.
