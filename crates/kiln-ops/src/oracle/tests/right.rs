@@ -8,7 +8,8 @@ use crate::attention::oracle::{self as attention, Dims};
 use crate::cross_entropy::{CrossEntropyOptions, oracle as cross_entropy};
 use crate::linear_cross_entropy::oracle as linear_cross_entropy;
 use crate::matmul::oracle as matmul;
-use crate::oracle::{Bounded, Format, Path, Products, Rounding};
+use crate::mhc_pre::{MhcPreOptions, oracle as mhc_pre};
+use crate::oracle::{Bounded, Format, Path, Products, Rounding, compare};
 use crate::rms_norm::oracle as rms_norm;
 use crate::swiglu_mlp::oracle as swiglu_mlp;
 
@@ -336,6 +337,29 @@ fn gradients_through_chunks_of_logits() {
             }
             let least = if format == Format::F32 { [0.02, 0.01] } else { [0.3, 0.1] };
             ratios.at_least(least, &format!("linear_cross_entropy in {format:?} by {path:?}"));
+        }
+    }
+}
+
+#[test]
+fn products_with_one_weight_may_all_be_rounded_the_same_way() {
+    let options = MhcPreOptions { hc_eps: 0.0, ..MhcPreOptions::default() };
+    for format in [Format::Bf16, Format::F16] {
+        // A quarter of a gap below 1, and above 3/4: x times that is rounded up, or more often up than down.
+        for weight in [1.0 - format.unit() / 4.0, 0.75 + format.unit() / 4.0] {
+            let x = Random::new(1).normal(4099, 0.2, 1.0, format);
+            let phi = vec![0.0; 3 * x.len()];
+            let bias = [(weight / (1.0 - weight)).ln(), 0.0, 0.0];
+            let of = |x: &[f64]| Rounding::fused(format).numbers(x);
+            let [x_, phi, alpha, bias] = [&x[..], &phi, &[1.0; 3], &bias].map(of);
+            let inputs =
+                mhc_pre::Inputs { x: &x_, phi: &phi, alpha: &alpha, bias: &bias, gamma: &[] };
+            let [h_in, ..] = mhc_pre::forward(inputs, 1, options);
+            let out: Vec<f64> = x.iter().map(|x| format.round(weight * x)).collect();
+            right(&out, &h_in, x.len(), &format!("{format:?}, {weight}"));
+            let off: Vec<f64> = out.iter().map(|out| format.round(1.02 * out)).collect();
+            let found = compare(&off, &h_in, x.len());
+            assert!(found.lines.is_some_and(|lines| lines.ratio > 2.0), "{found:?}");
         }
     }
 }
