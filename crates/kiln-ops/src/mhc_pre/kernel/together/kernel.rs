@@ -262,7 +262,7 @@ fn multiply(
 ) {
     let lane = UNIT_POS % 32;
     let boxes = comptime!(together.boxes as u32);
-    let (eights, sixteens) = comptime!((together.eights(), together.sixteens()));
+    let sixteens = comptime!(together.sixteens());
     let float = comptime!(Float16::Bf16);
     let (stages, box_bytes) = comptime!((together.stages as u32, together.box_bytes() as u32));
     let (stream, number_of_box) = (warp / boxes, warp % boxes);
@@ -321,36 +321,7 @@ fn multiply(
                         );
                     }
                 }
-                let mut out = Array::<Vector<f32, Const<4>>>::new(1usize);
-                out[0] = Vector::new(0.0f32);
-                #[unroll]
-                for part in 0..2usize {
-                    #[unroll]
-                    for step in 0..eights {
-                        let e = comptime!([2 * step % eights, (2 * step + 1) % eights]);
-                        let of = comptime!(block * eights);
-                        out[0] = mma_16x8x16(
-                            left[step],
-                            held[comptime!(of + e[0])].extract(part),
-                            held[comptime!(of + e[1])].extract(part),
-                            out[0],
-                            float,
-                        );
-                    }
-                }
-                #[unroll]
-                for below in 0..2usize {
-                    // Swizzled by the row, which 8 more do not change.
-                    let at = (row + comptime!(8 * below as u32)) * 128
-                        + ((comptime!(block as u32) ^ row) << 4)
-                        + lane % 4 * 4;
-                    let (x0, x1) = bf16_pair(load_word(of_x + at));
-                    let (y0, y1) = bf16_pair(load_word(of_dy + at));
-                    let (c0, c1) = comptime!((2 * below, 2 * below + 1));
-                    let first = out[0].extract(c0) + along[below] * x0 + weights[below] * y0;
-                    let second = out[0].extract(c1) + along[below] * x1 + weights[below] * y1;
-                    store_pair(of_x + at, first, second, float);
-                }
+                make_dx(of_x, of_dy, &left, &held, &along, &weights, block, together);
             }
         }
         async_proxy_fence();
@@ -370,6 +341,71 @@ fn multiply(
     if lane == 0 {
         tma_store_wait();
     }
+    leave_dphi(&sums, dphi, first, stream, place, sizes, together);
+}
+
+/// Makes dx of eight columns: dm·φ, and what x and dh_in add, in the place of x.
+#[cube]
+fn make_dx(
+    of_x: u32,
+    of_dy: u32,
+    left: &Array<Vector<u32, Const<4>>>,
+    held: &Array<Vector<u32, Const<2>>>,
+    along: &Array<f32>,
+    weights: &Array<f32>,
+    #[comptime] block: usize,
+    #[comptime] together: Together,
+) {
+    let lane = UNIT_POS % 32;
+    let row = lane / 4;
+    let eights = comptime!(together.eights());
+    let float = comptime!(Float16::Bf16);
+    let mut out = Array::<Vector<f32, Const<4>>>::new(1usize);
+    out[0] = Vector::new(0.0f32);
+    #[unroll]
+    for part in 0..2usize {
+        #[unroll]
+        for step in 0..eights {
+            let e = comptime!([2 * step % eights, (2 * step + 1) % eights]);
+            let of = comptime!(block * eights);
+            out[0] = mma_16x8x16(
+                left[step],
+                held[comptime!(of + e[0])].extract(part),
+                held[comptime!(of + e[1])].extract(part),
+                out[0],
+                float,
+            );
+        }
+    }
+    #[unroll]
+    for below in 0..2usize {
+        // Swizzled by the row, which 8 more do not change.
+        let at = (row + comptime!(8 * below as u32)) * 128
+            + ((comptime!(block as u32) ^ row) << 4)
+            + lane % 4 * 4;
+        let (x0, x1) = bf16_pair(load_word(of_x + at));
+        let (y0, y1) = bf16_pair(load_word(of_dy + at));
+        let (c0, c1) = comptime!((2 * below, 2 * below + 1));
+        let first = out[0].extract(c0) + along[below] * x0 + weights[below] * y0;
+        let second = out[0].extract(c1) + along[below] * x1 + weights[below] * y1;
+        store_pair(of_x + at, first, second, float);
+    }
+}
+
+/// Writes the sums of dφ of a warp: 64 columns from `first` on.
+#[cube]
+fn leave_dphi(
+    sums: &Array<Vector<f32, Const<4>>>,
+    dphi: &mut [f32],
+    first: u32,
+    stream: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] together: Together,
+) {
+    let lane = UNIT_POS % 32;
+    let row = lane / 4;
+    let sixteens = comptime!(together.sixteens());
     let columns = sizes.width as usize * comptime!(together.streams);
     let from = place.group as usize * comptime!(together.rows) * columns;
     #[unroll]
