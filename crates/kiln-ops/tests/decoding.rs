@@ -47,8 +47,15 @@ fn check(sizes: Sizes, options: AttentionOptions, device: &Device, way: Option<&
         let plan = plan.unwrap_or_else(|| panic!("{what} ran on {plans:?}"));
         assert!(way.is_none_or(|way| plan.contains(way)), "{what}: {plan}");
         let several = heads / kv_heads * queries > 1 && matches!(width, 64 | 128 | 192 | 256);
-        let on_tensor_cores = device::is_cuda(device) && dtype != DType::F32 && several;
-        assert_eq!(plan.contains("on mma.sync"), on_tensor_cores, "{what}: {plan}");
+        let tensor_cores = device::is_cuda(device) && dtype != DType::F32;
+        match plan.contains("on wgmma") {
+            true => {
+                assert!(tensor_cores && queries == 1 && heads / kv_heads > 16, "{what}: {plan}")
+            }
+            false => {
+                assert_eq!(plan.contains("on mma.sync"), tensor_cores && several, "{what}: {plan}")
+            }
+        }
     }
 }
 
@@ -101,7 +108,14 @@ fn several_queries_agree_with_the_oracle() {
             ([1, 2, 1, 1, 5000, 128], Some("several parts")),
             ([2, 16, 1, 1, 301, 128], None),
             ([1, 23, 1, 1, 90, 128], None),
-            ([1, 64, 1, 1, 129, 128], Some("several sets of queries")),
+            ([1, 64, 1, 1, 129, 128], None),
+            ([1, 128, 2, 1, 1, 128], None),
+            ([3, 40, 2, 1, 5003, 128], Some("several parts")),
+            ([2, 33, 1, 1, 900, 64], Some("several parts")),
+            ([1, 64, 1, 1, 700, 192], None),
+            ([2, 64, 2, 1, 333, 256], None),
+            ([1, 32, 1, 1, 2000, 80], None),
+            ([1, 32, 1, 2, 129, 128], Some("several sets of queries")),
             ([1, 18, 1, 1, 65, 192], None),
             ([1, 4, 2, 3, 200, 256], None),
             ([1, 10, 1, 1, 64, 256], Some("several sets of queries")),
@@ -110,11 +124,18 @@ fn several_queries_agree_with_the_oracle() {
         ] {
             check(sizes, plain, &device, way);
         }
-        for width in [64, 128, 256] {
-            let sizes = [2, 4, 2, 4, 200, width];
+        for sizes in [
+            [2, 4, 2, 4, 200, 64],
+            [2, 4, 2, 4, 200, 128],
+            [2, 4, 2, 4, 200, 256],
+            [2, 40, 2, 1, 200, 128],
+            [1, 64, 1, 1, 300, 64],
+        ] {
+            let width = sizes[5];
             for options in [
                 cut,
                 AttentionOptions { causal: false, ..plain },
+                AttentionOptions { softcap: Some(2.5), ..plain },
                 AttentionOptions { window: Some(1), ..plain },
                 AttentionOptions { window: Some(usize::MAX), ..plain },
                 AttentionOptions { scale: Some(128.0 / width as f64), ..plain },
@@ -155,6 +176,7 @@ fn results_of_one_part_are_those_of_several() {
             ([5, 8, 4, 1, 150, 64], Some("direct: true")),
             ([4, 16, 4, 2, 150, 128], Some("direct: true")),
             ([1, 8, 2, 1, 1500, 128], Some("direct: false")),
+            ([7, 32, 1, 1, 1500, 128], None),
         ] {
             let limits = limits::Limits { multiprocessors: Some(2), chunk_bytes: None };
             limits::limited(limits, || {
@@ -289,6 +311,8 @@ fn speed() {
             [4, 64, 4, 16384, 128],
             [8, 32, 1, 16384, 128],
             [8, 64, 1, 16384, 128],
+            [16, 32, 1, 16384, 128],
+            [32, 64, 1, 16384, 128],
         ] {
             let bytes = 2 * batch * kv_heads * keys * width * dtype.size();
             // More than a cache holds.

@@ -1,7 +1,7 @@
 //! Attention on NVIDIA's tensor cores.
 
 mod mma;
-mod wgmma;
+pub(super) mod wgmma;
 
 use super::problem::{Backward, Kernels, Problem};
 use crate::tile::Family;

@@ -4,7 +4,7 @@
 //! that read the same keys, up to a number of them, over a part of the keys, and leaves their weighted sums of
 //! values, largest scores and sums of weights; a second kernel makes the parts one. Into how many parts the keys
 //! are divided is a number of the launch: no kernel knows how long they are. Where several queries read the same
-//! keys and there are tensor cores, `mma` does the same on these.
+//! keys and there are tensor cores, `mma` does the same on these, and on Hopper `wgmma` for many heads.
 
 mod combine;
 mod job;
@@ -12,9 +12,14 @@ mod kernel;
 #[cfg(feature = "cuda")]
 mod mma;
 #[cfg(not(feature = "cuda"))]
-#[path = "no_mma.rs"]
+#[path = "no_cuda.rs"]
 mod mma;
 mod plan;
+#[cfg(feature = "cuda")]
+mod wgmma;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_cuda.rs"]
+mod wgmma;
 
 use super::OP;
 use super::problem::{HeadsView, Problem, vector_size};
@@ -48,11 +53,15 @@ enum Kernel {
     /// In vectors of so many elements.
     Plain(Plan, usize),
     Mma(mma::Plan),
+    Wgmma(wgmma::Plan),
 }
 
 impl Kernel {
     /// For `keys` keys that somebody sees.
     fn choose(problem: &Problem, keys: usize) -> (Self, Work) {
+        if let Some((plan, work)) = wgmma::Plan::new(problem, keys) {
+            return (Self::Wgmma(plan), work);
+        }
         if let Some((plan, work)) = mma::Plan::new(problem, keys) {
             return (Self::Mma(plan), work);
         }
@@ -66,6 +75,7 @@ impl Kernel {
         match self {
             Self::Plain(plan, size) => run_plain(problem, target, plan, work, size),
             Self::Mma(plan) => mma::run(problem, target, plan, work),
+            Self::Wgmma(plan) => wgmma::run(problem, target, plan, work),
         }
     }
 }

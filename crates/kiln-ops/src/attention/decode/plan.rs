@@ -169,4 +169,42 @@ impl Plan {
 const CUBES_OF_A_MULTIPROCESSOR: usize = 8;
 
 /// Rounds of a part at least: shorter ones would wait for memory most of the time.
-pub(super) const LEAST_ROUNDS: usize = 2;
+const LEAST_ROUNDS: usize = 2;
+
+/// Waves of cubes of which it does not matter how full the last is.
+const MANY_WAVES: usize = 4;
+
+/// Into how many parts the keys of so many cubes are divided, of which there are `slots` at a time: those with which
+/// the last cube is done first. None, whatever the number of keys: the cubes fill the device as they are, or so many
+/// times that the last ones do not matter.
+pub(super) fn parts(cubes: usize, slots: usize, keys: usize, round: usize) -> Option<usize> {
+    if (slots / 2 + 1..=slots).contains(&cubes) || cubes >= MANY_WAVES * slots {
+        return None;
+    }
+    // To begin and to end takes a cube as long as some keys.
+    let time = |parts: &usize| {
+        (cubes * parts).div_ceil(slots) * (keys.div_ceil(*parts) + LEAST_ROUNDS * round)
+    };
+    (1..=(MANY_WAVES * slots).div_ceil(cubes)).min_by_key(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn no_wave_of_cubes_is_nearly_empty() {
+        let of = |cubes, keys| parts(cubes, 264, keys, 64);
+        // 9 parts of 32 would be 288 cubes, in two waves.
+        assert_eq!((of(32, 8192), of(8, 16384), of(64, 4096)), (Some(8), Some(33), Some(4)));
+        assert_eq!(
+            (of(256, 1 << 14), of(256, 64), of(133, 1 << 20), of(1056, 1)),
+            (None, None, None, None)
+        );
+        for cubes in (1..=132).chain(265..1056) {
+            let parts = of(cubes, 1 << 20).unwrap();
+            let (all, waves) = (cubes * parts, (cubes * parts).div_ceil(264));
+            assert!(all as f64 >= 0.75 * (waves * 264) as f64, "{cubes} cubes, {parts} parts");
+        }
+    }
+}

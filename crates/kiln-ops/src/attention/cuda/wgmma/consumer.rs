@@ -35,22 +35,11 @@ pub(super) fn consume(
     let size!(Scores) = comptime!(forward.scores().op.held());
     let size!(Weights) = comptime!(forward.weights_held());
     let size!(Out) = comptime!(forward.values().op.held());
-    let number = warp / 4;
-    let unit = UNIT_POS % 128;
-    let own = comptime!(if forward.tile.staged { forward.chunks() * 8192 } else { 8192 });
-    let me = Warpgroup {
-        number,
-        unit,
-        q: descriptor(base + number * 8192, 1u32),
-        k: descriptor(base + comptime!(forward.k_at()), 1u32),
-        // Chunks of 64 columns follow each other at all keys of a block.
-        v: descriptor(base + comptime!(forward.v_at()), comptime!(forward.keys() * 8)),
-        staging: base + comptime!(forward.out_at()) + number * own,
-    };
-    let chunk_at = chunk_addresses(me.staging, unit, comptime!(Stored::Float16(forward.float)));
+    let me = warpgroup(base, warp / 4, forward);
+    let chunk_at = chunk_addresses(me.staging, me.unit, comptime!(Stored::Float16(forward.float)));
     let word = comptime!(forward.number_at() as usize / 4);
     let rows = comptime!(forward.rows());
-    if comptime!(forward.tile.turns) && number == 0u32 {
+    if comptime!(forward.tile.turns) && me.number == 0u32 {
         arrive_units(comptime!(TURNS).runtime(), 256u32);
     }
 
@@ -88,15 +77,30 @@ pub(super) fn consume(
         rings.q.wait(0u32, q_phase);
         at = shared[word];
     }
-    if unit == 0u32 {
+    if me.unit == 0u32 {
         tma_store_wait();
+    }
+}
+
+/// A unit's warpgroup, of a cube whose shared memory begins at `base`.
+#[cube]
+pub(super) fn warpgroup(base: u32, number: u32, #[comptime] forward: Forward) -> Warpgroup {
+    let own = comptime!(if forward.tile.staged { forward.chunks() * 8192 } else { 8192 });
+    Warpgroup {
+        number,
+        unit: UNIT_POS % 128,
+        q: descriptor(base + number * 8192, 1u32),
+        k: descriptor(base + comptime!(forward.k_at()), 1u32),
+        // Chunks of 64 columns follow each other at all keys of a block.
+        v: descriptor(base + comptime!(forward.v_at()), comptime!(forward.keys() * 8)),
+        staging: base + comptime!(forward.out_at()) + number * own,
     }
 }
 
 /// The weighted sums of the values for 64 queries, not yet divided. Releases the queries, unless the results are
 /// staged there.
 #[cube]
-fn attend<S: Size, W: Size, O: Size>(
+pub(super) fn attend<S: Size, W: Size, O: Size>(
     me: &Warpgroup,
     rings: &Rings,
     reading: &mut Reading,

@@ -33,15 +33,8 @@ pub(crate) fn attention_wgmma_kernel<E: Float>(
     let words = comptime!(forward.bytes() / 4);
     let mut shared = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());
-    let stages = comptime!(forward.tile.stages as u32);
     let groups = comptime!(forward.tile.groups as u32);
-    let barriers = base + comptime!(forward.barriers_at());
-    let of_ring = comptime!(barrier_bytes(forward.tile.stages) as u32);
-    let rings = Rings {
-        q: Ring::new(barriers, 1u32, 1u32, groups),
-        k: Ring::new(barriers + 16, stages, 1u32, groups),
-        v: Ring::new(barriers + 16 + of_ring, stages, 1u32, groups),
-    };
+    let rings = rings(base, forward);
     rings_ready();
     // The same in all lanes, and known to be, so that descriptors stay in uniform registers.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
@@ -63,12 +56,26 @@ pub(crate) fn attention_wgmma_kernel<E: Float>(
     }
 }
 
+/// The rings of a cube, whose shared memory begins at `base`.
+#[cube]
+pub(super) fn rings(base: u32, #[comptime] forward: Forward) -> Rings {
+    let stages = comptime!(forward.tile.stages as u32);
+    let groups = comptime!(forward.tile.groups as u32);
+    let barriers = base + comptime!(forward.barriers_at());
+    let of_ring = comptime!(barrier_bytes(forward.tile.stages) as u32);
+    Rings {
+        q: Ring::new(barriers, 1u32, 1u32, groups),
+        k: Ring::new(barriers + 16, stages, 1u32, groups),
+        v: Ring::new(barriers + 16 + of_ring, stages, 1u32, groups),
+    }
+}
+
 /// The operands as TMA reads them.
 #[derive(CubeType, Clone, Copy)]
-struct Maps {
-    q: u64,
-    k: u64,
-    v: u64,
+pub(super) struct Maps {
+    pub(super) q: u64,
+    pub(super) k: u64,
+    pub(super) v: u64,
 }
 
 /// Loads the rows from `row` on of a head, all chunks of its width, `rows` each.
@@ -92,7 +99,7 @@ pub(super) fn load_rows(
 
 /// Loads what all tiles of this cube need; for one unit.
 #[cube]
-fn produce(
+pub(super) fn produce(
     shared: &mut Shared<[u32]>,
     base: u32,
     maps: &Maps,
@@ -127,16 +134,9 @@ fn produce(
         rings.q.vacant(0u32, q_at.phase);
         shared[word] = number * 1u32;
         let bar = rings.q.expect(0u32, q_bytes);
-        load_rows(
-            base,
-            maps.q,
-            bar,
-            tile.first,
-            tile.head + places.q_first,
-            tile.batch,
-            rows,
-            chunks,
-        );
+        // All parts have the same queries.
+        let row = if comptime!(forward.limited.parts) { 0u32.runtime() } else { tile.first };
+        load_rows(base, maps.q, bar, row, tile.head + places.q_first, tile.batch, rows, chunks);
         q_at.advance(1u32);
         // The keys of a block are needed before the values of the block after it.
         let v_head = tile.kv_head + places.v_first;

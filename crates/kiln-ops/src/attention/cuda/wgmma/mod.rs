@@ -6,6 +6,7 @@ mod consumer;
 mod forward;
 mod maps;
 mod output;
+mod parts;
 mod places;
 mod plan;
 mod softmax;
@@ -22,9 +23,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use forward::attention_wgmma_kernel;
 use places::PlacesLaunch;
-use plan::{Forward, ForwardTile, Limited};
+use plan::{ForwardTile, Limited};
 
 pub(crate) use backward::{backward, takes_backward};
+pub(crate) use parts::{attend_parts, plan as plan_of_parts};
+pub(crate) use plan::Forward;
 
 /// Bytes of keys and values that the cubes go through side by side: a part of the 50 MB of cache, where results and
 /// queries pass too.
@@ -113,6 +116,7 @@ fn places(p: &Problem, o: &HeadsView, tiles: usize, total: usize) -> PlacesLaunc
         sizes.queries as u32,
         sizes.keys as u32,
         places::window(p),
+        0,
         p.q.first as u32,
         p.k.first as u32,
         p.v.first as u32,

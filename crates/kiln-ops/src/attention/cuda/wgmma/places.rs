@@ -22,6 +22,8 @@ pub(crate) struct Places {
     pub(crate) queries: u32,
     pub(crate) keys: u32,
     pub(crate) window: u32,
+    /// Keys of a part, where keys are divided; a multiple of those of a block.
+    pub(crate) part: u32,
     /// The first heads in the tensors.
     pub(crate) q_first: u32,
     pub(crate) k_first: u32,
@@ -76,8 +78,25 @@ pub(crate) fn query_tile(number: u32, places: &Places, #[comptime] rows: u32) ->
 }
 
 /// The first key that query `t` sees, and the one after the last. Where it sees none the second is not larger.
+/// Where keys are divided, a part is a tile of 64 rows, which see its keys.
 #[cube]
 pub(crate) fn limits(
+    t: u32,
+    documents: &[u32],
+    places: &Places,
+    #[comptime] limited: Limited,
+) -> (u32, u32) {
+    if comptime!(limited.parts) {
+        let low = t / 64 * places.part;
+        (low, min(low + places.part, places.keys))
+    } else {
+        limits_of_query(t, documents, places, limited)
+    }
+}
+
+/// Likewise, where all keys are in one part.
+#[cube]
+fn limits_of_query(
     t: u32,
     documents: &[u32],
     places: &Places,

@@ -10,12 +10,23 @@ pub(crate) struct Limited {
     pub(crate) causal: bool,
     pub(crate) window: bool,
     pub(crate) documents: bool,
+    /// Keys are divided: those that a row sees are of one part, and there is no other limit.
+    pub(crate) parts: bool,
 }
 
 impl Limited {
+    /// Those of keys that are divided.
+    pub(crate) const PARTS: Self =
+        Self { causal: false, window: false, documents: false, parts: true };
+
     pub(crate) fn of(problem: &Problem) -> Self {
         let mask = problem.mask;
-        Self { causal: mask.causal, window: mask.window.is_some(), documents: mask.documents }
+        Self {
+            causal: mask.causal,
+            window: mask.window.is_some(),
+            documents: mask.documents,
+            parts: false,
+        }
     }
 
     /// Whether the first keys may be out of sight.
@@ -53,6 +64,17 @@ impl ForwardTile {
             3 => Self { groups: 2, keys: 96, stages: 2, staged: false, turns: false },
             _ => Self { groups: 2, keys: 80, stages: 2, staged: false, turns: false },
         }
+    }
+
+    /// Those where keys are divided: as many bytes on their way as fit beside the queries.
+    pub(crate) const fn of_parts(width: usize) -> Self {
+        let (keys, stages) = match width.div_ceil(64) {
+            1 => (128, 6),
+            2 => (64, 6),
+            3 => (64, 4),
+            _ => (64, 3),
+        };
+        Self { groups: 1, keys, stages, staged: false, turns: false }
     }
 }
 

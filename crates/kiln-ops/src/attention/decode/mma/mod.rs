@@ -17,7 +17,7 @@
 mod kernel;
 
 use super::job::Found;
-use super::plan::{LEAST_ROUNDS, Work};
+use super::plan::{Work, parts};
 use super::{NAME, Target};
 use crate::attention::problem::Problem;
 use crate::attention::simt::heads;
@@ -37,9 +37,6 @@ const WARPS: usize = 4;
 /// Cubes that a multiprocessor has at a time. (67 MB of keys and values in bf16 on an H200, 8 query heads for each KV
 /// head, share of the copy bandwidth: 0.73 with 2, 0.70 with 3, 0.62 with 4, 0.60 with 8.)
 const RESIDENT: usize = 2;
-
-/// Waves of cubes of which it does not matter how full the last is.
-const MANY_WAVES: usize = 4;
 
 /// Elements of 16 bytes.
 const CHUNK: usize = 8;
@@ -67,20 +64,6 @@ fn most_eights(width: usize) -> Option<usize> {
         256 => Some(1),
         _ => None,
     }
-}
-
-/// Into how many parts the keys of so many cubes are divided, of which there are `slots` at a time: those with which
-/// the last cube is done first. None, whatever the number of keys: the cubes fill the device as they are, or so many
-/// times that the last ones do not matter.
-fn parts(cubes: usize, slots: usize, keys: usize, round: usize) -> Option<usize> {
-    if (slots / 2 + 1..=slots).contains(&cubes) || cubes >= MANY_WAVES * slots {
-        return None;
-    }
-    // To begin and to end takes a cube as long as some keys.
-    let time = |parts: &usize| {
-        (cubes * parts).div_ceil(slots) * (keys.div_ceil(*parts) + LEAST_ROUNDS * round)
-    };
-    (1..=(MANY_WAVES * slots).div_ceil(cubes)).min_by_key(time)
 }
 
 impl Plan {
@@ -186,26 +169,5 @@ pub(super) fn run(problem: &Problem, target: &Target<'_>, plan: Plan, work: Work
             rules,
             [p.q.tensor.dtype, o.tensor.dtype].map(dtype_to_elem_type),
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parts;
-
-    #[test]
-    fn no_wave_of_cubes_is_nearly_empty() {
-        let of = |cubes, keys| parts(cubes, 264, keys, 64);
-        // 9 parts of 32 would be 288 cubes, in two waves.
-        assert_eq!((of(32, 8192), of(8, 16384), of(64, 4096)), (Some(8), Some(33), Some(4)));
-        assert_eq!(
-            (of(256, 1 << 14), of(256, 64), of(133, 1 << 20), of(1056, 1)),
-            (None, None, None, None)
-        );
-        for cubes in (1..=132).chain(265..1056) {
-            let parts = of(cubes, 1 << 20).unwrap();
-            let (all, waves) = (cubes * parts, (cubes * parts).div_ceil(264));
-            assert!(all as f64 >= 0.75 * (waves * 264) as f64, "{cubes} cubes, {parts} parts");
-        }
     }
 }

@@ -144,6 +144,15 @@ pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16)
     );
 }
 
+/// Stores two numbers side by side to global memory, from an address that is a multiple of 8.
+#[cube]
+pub(crate) fn store_two(addr: u64, first: f32, second: f32) {
+    gpu_asm!(
+        "st.global.v2.f32 [{to}], {{{a}, {b}}};",
+        to = in(_) addr, a = in(_) first, b = in(_) second
+    );
+}
+
 /// The two bf16 of a word, the lower one first.
 #[cube]
 pub(crate) fn bf16_pair(word: u32) -> (f32, f32) {

@@ -140,6 +140,7 @@ fn places(p: &Problem, with: &Backward<'_>, order: &Order, total: usize) -> Plac
         sizes.queries as u32,
         sizes.keys as u32,
         forward_places::window(p),
+        0,
         p.q.first as u32,
         p.k.first as u32,
         p.v.first as u32,

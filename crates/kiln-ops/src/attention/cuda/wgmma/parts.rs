@@ -1,0 +1,238 @@
+//! Decoding: up to 64 query heads that read the same keys are the rows of a tile, and the keys are divided.
+//!
+//! The warp that loads has as many keys and values on their way as shared memory holds, so that memory is what there
+//! is to wait for. One warpgroup multiplies 64 rows, whether there are as many heads or fewer, and leaves the weighted
+//! sums of its part in f32, not yet divided, with the shift and the sum of the weights of each row.
+
+// A sum is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
+use super::block::{Reading, Rings, Warpgroup};
+use super::consumer::{attend, warpgroup};
+use super::forward::{Maps, produce, rings};
+use super::places::{NONE, Places, PlacesLaunch, QueryTile, blocks, query_tile};
+use super::plan::{Forward, ForwardTile, Limited};
+use super::softmax::{RowPair, begin};
+use super::{maps, places, takes};
+use crate::attention::problem::{HeadsView, Problem, Sizes};
+use crate::launch;
+use crate::tile::cuda::fragment::{offset, origin, row_sum};
+use crate::tile::cuda::pipeline::{PipelineState, rings_ready};
+use crate::tile::cuda::ptx::*;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
+
+/// Rows of a tile: heads that read the same keys at most.
+pub(crate) const ROWS: usize = 64;
+
+/// What the kernel is specialised on, for a problem that it takes: one query of a head, which sees all keys.
+pub(crate) fn plan(problem: &Problem) -> Option<Forward> {
+    let (p, sizes) = (problem, &problem.sizes);
+    let whole = sizes.queries == 1 && p.mask.window.is_none() && !p.mask.documents;
+    (whole && sizes.together() <= ROWS && p.q.first == 0 && takes(p)).then(|| Forward {
+        float: Float16::of(p.q.tensor.dtype),
+        width: sizes.width,
+        tile: ForwardTile::of_parts(sizes.width),
+        limited: Limited::PARTS,
+        softcap: p.softcap.is_some(),
+        lse: false,
+    })
+}
+
+/// Writes, of so many parts of `length` keys each, the sums `[parts, B, H, T, D]` and of each line its shift and the
+/// sum of its weights `[parts, B, H, T, 2]`, both f32.
+pub(crate) fn attend_parts(
+    problem: &Problem,
+    [sums, statistics]: [&CubeTensor; 2],
+    forward: Forward,
+    parts: usize,
+    length: usize,
+    address: AddressType,
+) {
+    let (p, s) = (problem, &problem.sizes);
+    let client = &p.q.tensor.client;
+    let group = s.heads / s.kv_heads;
+    // The heads that read the same keys as the queries of one.
+    let sizes = Sizes { heads: s.kv_heads, queries: group, ..*s };
+    let q = HeadsView {
+        head_stride: group * p.q.head_stride,
+        row_stride: p.q.head_stride,
+        ..p.q.clone()
+    };
+    let total = parts * s.kv_heads * s.batches;
+    let cubes = total.min(launch::multiprocessors(client));
+    let unused = launch::unused(&p.q.tensor, DType::U32);
+    let keys = [s.kv_heads, s.keys];
+    let (scale, cap) = places::factors(p);
+    let all_heads = (s.batches * s.kv_heads) as u32;
+    // SAFETY: TMA keeps to the shapes of its maps, sums and statistics are written at rows that there are.
+    unsafe {
+        attention_parts_kernel::launch_unchecked(
+            client,
+            launch::grid(client, cubes),
+            CubeDim::new_1d(forward.units()),
+            address,
+            maps::map(&q, &sizes, [s.kv_heads, group], forward.rows()),
+            maps::map(&p.k, s, keys, forward.keys()),
+            maps::map(&p.v, s, keys, forward.keys()),
+            sums.clone().into_buffer_arg(),
+            statistics.clone().into_buffer_arg(),
+            unused.into_buffer_arg(),
+            launch::counters::argument(client, "attention", 2),
+            PlacesLaunch::new(
+                total as u32,
+                parts as u32,
+                all_heads,
+                all_heads,
+                s.kv_heads as u32,
+                1,
+                (parts * ROWS) as u32,
+                s.keys as u32,
+                0,
+                length as u32,
+                0,
+                p.k.first as u32,
+                p.v.first as u32,
+                0,
+                scale,
+                cap,
+            ),
+            group as u32,
+            forward,
+            dtype_to_elem_type(p.q.tensor.dtype),
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn attention_parts_kernel<E: Float>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    sums: &mut [f32],
+    statistics: &mut [f32],
+    documents: &[u32],
+    tickets: &mut [Atomic<u32>],
+    places: Places,
+    group: u32,
+    #[comptime] forward: Forward,
+    #[define(E)] _dtype: ElemType,
+) {
+    let words = comptime!(forward.bytes() / 4);
+    let mut shared = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
+    let base = generic_to_shared::<u32>(shared.as_ptr());
+    let rings = rings(base, forward);
+    rings_ready();
+    let warp = plane_broadcast(UNIT_POS / 32, 0u32);
+    if warp >= 4u32 {
+        if warp == 4u32 && UNIT_POS % 32 == 0 {
+            let maps = Maps {
+                q: tensor_map_address(q),
+                k: tensor_map_address(k),
+                v: tensor_map_address(v),
+            };
+            produce(&mut shared, base, &maps, &rings, documents, tickets, &places, forward);
+        }
+    } else {
+        let sums = global_address::<f32>(sums.as_ptr());
+        consume(&shared, base, &rings, sums, statistics, documents, &places, group, forward);
+    }
+}
+
+/// Makes all tiles of this cube; for the units of the warpgroup.
+#[cube]
+fn consume(
+    shared: &Shared<[u32]>,
+    base: u32,
+    rings: &Rings,
+    sums: u64,
+    statistics: &mut [f32],
+    documents: &[u32],
+    places: &Places,
+    group: u32,
+    #[comptime] forward: Forward,
+) {
+    let size!(Scores) = comptime!(forward.scores().op.held());
+    let size!(Weights) = comptime!(forward.weights_held());
+    let size!(Out) = comptime!(forward.values().op.held());
+    let me = warpgroup(base, 0u32, forward);
+    let word = comptime!(forward.number_at() as usize / 4);
+    let rows = comptime!(forward.rows());
+    let mut reading = Reading { k: PipelineState::start(), v: PipelineState::start() };
+    let mut q_phase = 0u32;
+    rings.q.wait(0u32, q_phase);
+    let mut at = shared[word];
+    while at != NONE {
+        let tile = query_tile(at, places, rows);
+        let last = tile.first + comptime!(rows - 1);
+        let all = blocks(tile.first, last, documents, places, forward.keys(), forward.limited);
+        let mut out = Array::<Vector<f32, Out>>::new(1usize);
+        let mut stats = Array::<RowPair>::new(2usize);
+        out[0] = Vector::new(0.0f32);
+        begin(&mut stats);
+        attend::<Scores, Weights, Out>(
+            &me,
+            rings,
+            &mut reading,
+            &mut out,
+            &mut stats,
+            &tile,
+            &all,
+            documents,
+            places,
+            forward,
+        );
+        sync_units(1u32, 128u32);
+        if me.unit == 0u32 {
+            rings.q.release(0u32);
+        }
+        let totals = row_sum(stats[1]);
+        leave::<Out>(
+            out[0], stats[0], totals, &me, &tile, sums, statistics, places, group, forward,
+        );
+        q_phase ^= 1;
+        rings.q.wait(0u32, q_phase);
+        at = shared[word];
+    }
+}
+
+/// Writes the sums of a unit's two rows, and their statistics.
+#[cube]
+fn leave<O: Size>(
+    out: Vector<f32, O>,
+    shifts: RowPair,
+    totals: RowPair,
+    me: &Warpgroup,
+    tile: &QueryTile,
+    sums: u64,
+    statistics: &mut [f32],
+    places: &Places,
+    group: u32,
+    #[comptime] forward: Forward,
+) {
+    let (row, col) = origin(me.unit);
+    let part = tile.first / comptime!(forward.rows());
+    #[unroll]
+    for r in 0..2usize {
+        let row = row + comptime!(8 * r as u32);
+        if row < group {
+            let line = (part * places.all_heads + tile.number) * group + row;
+            if col == 0u32 {
+                statistics[2 * line as usize] = shifts.extract(r);
+                statistics[2 * line as usize + 1] = totals.extract(r);
+            }
+            let columns = comptime!(forward.width as u64);
+            let at = sums + (u64::cast_from(line) * columns + u64::cast_from(col)) * 4u64;
+            // Of four elements two are of this row, side by side.
+            #[unroll]
+            for i in 0..comptime!(forward.width / 8) {
+                let (first, second) = comptime!((4 * i + 2 * r, 4 * i + 2 * r + 1));
+                let column = comptime!(4 * offset(first).1 as u64);
+                store_two(at + column, out.extract(first), out.extract(second));
+            }
+        }
+    }
+}
