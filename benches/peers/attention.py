@@ -1,5 +1,6 @@
 """Causal attention of PyTorch, on cuDNN and on FlashAttention-2, and of the package
-flash-attn-4 where it is installed (on Hopper FlashAttention-3), as `kiln bench attention` times it.
+flash-attn-4 where it is installed (on Hopper FlashAttention-3), as `kiln bench attention` times it; with
+`--shapes thin` that of one query over many keys.
 
     python3 benches/peers/attention.py --shapes large --json peers.json
 """
@@ -12,17 +13,22 @@ from torch.nn.functional import scaled_dot_product_attention
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2": SDPBackend.FLASH_ATTENTION}
 
 
+def attend(q, k, v, _documents):
+    # A single query sees all keys; PyTorch would line it up with the first.
+    return scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
+
+
 def on(backend):
-    def run(q, k, v, _documents):
+    def run(*inputs):
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=True)
+            return attend(*inputs)
 
     return peers.Peer(run)
 
 
 def of(case):
     if case.dtype == "f32":
-        return {"torch": peers.Peer(lambda q, k, v, _: scaled_dot_product_attention(q, k, v, is_causal=True))}
+        return {"torch": peers.Peer(attend)}
     found = {name: on(backend) for name, backend in BACKENDS.items()}
     try:
         from flash_attn.cute import flash_attn_func

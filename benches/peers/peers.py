@@ -281,6 +281,12 @@ def time_together(peers, which, sets, cotangents, rounds):
         except torch.OutOfMemoryError:
             print(f"{name}: not enough memory")
             continue
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            # It does not take the case.
+            print(f"{name}: {error}")
+            continue
         rows[name] = {"recorded": recorded, "peak_mib": peak}
         runs.append((run, length, times, call, []))
     for _ in range(rounds):

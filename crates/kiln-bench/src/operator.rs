@@ -218,7 +218,7 @@ pub enum Scale {
     Train,
     /// Where a kernel fills the GPU.
     Large,
-    /// Products of a large operand and a thin one: decoding, and weights of few columns.
+    /// A large operand and a thin one: products of few columns, attention of one query.
     Thin,
     /// Rows of 2¹⁰ to 2²⁰ elements: how the cost of a scan grows.
     Lengths,
@@ -250,6 +250,11 @@ pub trait Operator: Sync {
     /// and only both passes together are timed.
     fn gradients_in_forward(&self) -> bool {
         false
+    }
+
+    /// Whether anybody wants the gradients of a call of these shapes.
+    fn times_backward(&self, _case: &Case) -> bool {
+        true
     }
 
     /// What the pass makes and uses up on its way, by name, of the first rows: the bench counts the exact

@@ -117,7 +117,7 @@ pub enum Progress<'a> {
 pub fn passes(op: &dyn Operator, case: &Case, dtype: DType) -> Vec<(Pass, Work)> {
     let (forward, backward) = op.work(case, dtype);
     let mut passes = vec![(Pass::Forward, forward)];
-    if op.spec().differentiable {
+    if op.spec().differentiable && op.times_backward(case) {
         if !op.gradients_in_forward() {
             passes.push((Pass::Backward, backward));
         }
@@ -174,6 +174,11 @@ pub fn bench(
     }
     if plan.pass == Some(Pass::Backward) && op.gradients_in_forward() {
         let line = format!("{name} makes its gradients in its forward: there is --pass both");
+        progress(Progress::Note(&line));
+    }
+    let forward_alone = |case: &Case| !op.times_backward(case);
+    if plan.pass.is_some_and(|pass| pass != Pass::Forward) && cases.iter().any(forward_alone) {
+        let line = format!("{name}: some of these shapes have --pass forward alone");
         progress(Progress::Note(&line));
     }
     let mut implementations = vec![];

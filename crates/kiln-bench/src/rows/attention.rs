@@ -269,8 +269,31 @@ impl Operator for Row {
                 .chain([[32, 12, 1024, 64], [4, 16, 16384, 128]])
                 .map(case)
                 .collect(),
-            Scale::Thin | Scale::Lengths => vec![],
+            // Decoding: one query of each head over the keys of a cache.
+            Scale::Thin => [
+                [1, 12, 12, 1024, 64],
+                [1, 32, 8, 4096, 128],
+                [1, 32, 8, 16384, 128],
+                [1, 64, 8, 16384, 128],
+                [8, 32, 8, 4096, 128],
+                [4, 16, 8, 8192, 256],
+                [64, 32, 8, 2048, 128],
+                [64, 32, 32, 1024, 64],
+                [16, 32, 4, 16384, 128],
+                [8, 32, 1, 16384, 128],
+                [8, 64, 1, 16384, 128],
+                [16, 64, 1, 16384, 128],
+            ]
+            .map(|[b, h, kv, s, d]| {
+                Case::new([&[b, h, 1, d], &[b, kv, s, d], &[b, kv, s, d], &[0]])
+            })
+            .into(),
+            Scale::Lengths => vec![],
         }
+    }
+
+    fn times_backward(&self, case: &Case) -> bool {
+        case.shapes[0][2] > 1
     }
 
     fn times_reference(&self, case: &Case) -> bool {
@@ -283,8 +306,10 @@ impl Operator for Row {
         let (q, k) = (elements(case, 0), elements(case, 1));
         let causal =
             !case.attributes.iter().any(|(name, value)| *name == "causal" && value == "false");
-        let keys = case.shapes[1][2] as f64;
-        let flops = 4.0 * q * keys / if causal { 2.0 } else { 1.0 };
+        let (queries, keys) = (case.shapes[0][2] as f64, case.shapes[1][2] as f64);
+        // Under a causal mask a query sees on average all keys but half as many as there are queries.
+        let seen = if causal { keys - queries.min(keys) / 2.0 } else { keys };
+        let flops = 4.0 * q * seen;
         let size = dtype.size() as f64;
         (
             Work { bytes: (2.0 * q + 2.0 * k) * size, flops },
