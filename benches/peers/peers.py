@@ -138,7 +138,7 @@ def cases(op, scale, dtype):
 
 
 def named(shape, known):
-    """Of cases of an operator the one of this name, or else those that begin with the shape."""
+    """Of cases of an operator the one of this name, or else those whose first shape it is."""
     exact = [case for case in known if case.shape == shape]
     return exact or [case for case in known if case.shape.replace(",", " ").split()[0] == shape]
 
@@ -283,7 +283,7 @@ def time_together(peers, which, sets, cotangents, rounds):
             continue
         except torch.AcceleratorError:
             raise
-        except Exception as error:
+        except (RuntimeError, AssertionError) as error:
             # It does not take the case.
             print(f"{name}: {error}")
             continue
@@ -409,7 +409,7 @@ def main(ops, dtype="bf16"):
     parser.add_argument("ops", nargs="*", metavar="OP", help=f"these alone, of {', '.join(ops)}")
     parser.add_argument("--json", help="file for `kiln bench --compare`")
     parser.add_argument("--shapes", choices=("small", "train", "large", "thin", "lengths"), default="train")
-    parser.add_argument("--case", action="append", metavar="SHAPE", help="the case that is this, else those that begin with it")
+    parser.add_argument("--case", action="append", metavar="SHAPE", help="the case that is this, else those whose first shape it is")
     parser.add_argument("--pass", dest="only", choices=PASSES, help="this pass alone")
     parser.add_argument("--rounds", type=int, default=12, help="bursts of each call")
     parser.add_argument("--dtype", choices=DTYPES, default=dtype)

@@ -50,6 +50,7 @@ pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod mhc_post;
 pub mod mhc_pre;
+pub mod newton_schulz;
 pub mod rms_norm;
 pub mod rope;
 pub mod swiglu;
@@ -72,6 +73,7 @@ pub mod prelude {
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;
     pub use crate::mhc_pre::{MhcPre, MhcPreOptions, mhc_pre};
+    pub use crate::newton_schulz::{Coefficients, NewtonSchulzOptions, newton_schulz};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};

@@ -2,7 +2,7 @@
 //! saved by the names of the parameters, and clipping by the global gradient norm.
 //!
 //! [`Optimizer`] walks the module, puts its parameters into groups, and keeps their state; a [`Rule`] is the
-//! formula of a group: AdamW.
+//! formula of a group: AdamW, or Muon.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -32,6 +32,7 @@
 mod adamw;
 mod clip;
 mod groups;
+mod muon;
 mod names;
 mod optimizer;
 mod rule;
@@ -40,6 +41,7 @@ mod state;
 pub use adamw::AdamWConfig;
 pub use clip::{clip_global_norm, global_norm};
 pub use groups::{Settings, below_rank_two};
+pub use muon::{LearningRateScale, MuonConfig};
 pub use names::{Names, Naming};
 pub use optimizer::Optimizer;
 pub use rule::Rule;
@@ -48,8 +50,8 @@ pub use state::StateError;
 /// Everything a training loop needs.
 pub mod prelude {
     pub use crate::{
-        AdamWConfig, Optimizer, Rule, Settings, StateError, below_rank_two, clip_global_norm,
-        global_norm,
+        AdamWConfig, LearningRateScale, MuonConfig, Optimizer, Rule, Settings, StateError,
+        below_rank_two, clip_global_norm, global_norm,
     };
     pub use burn::module::ParamGroup;
     pub use burn::optim::{GradientsAccumulator, GradientsParams};

@@ -174,7 +174,7 @@ impl<const D: usize> AnyBatch for Batch<D> {
         }
         let moved = settings.rule.step(members, pace);
         for (moved, (id, name, mapper, checkpointing)) in moved.into_iter().zip(rest) {
-            state.put(&name, settings.rule.state(), moved.state);
+            state.put(&name, settings.rule.state(D), moved.state);
             let mut value = moved.value.autodiff();
             if let Some(strategy) = checkpointing {
                 value = value.with_gradient_checkpointing_strategy(strategy);
@@ -212,8 +212,8 @@ impl ModuleMapper for Gather<'_> {
         let name = self.names.name();
         let group = self.groups.of(&param.id, &name);
         let rule = &self.groups.settings(group).rule;
-        let state = self.state.take(&name, rule.state());
-        let place = (group, rule.joins());
+        let state = self.state.take(&name, rule.state(D));
+        let place = (group, rule.joins(D));
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
         let (id, parameter, mapper) = param.consume();
         let checkpointing = parameter.gradient_checkpointing_strategy();

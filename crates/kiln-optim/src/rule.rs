@@ -1,7 +1,7 @@
 //! The formulas by which parameters move. They know tensors and numbers; which parameters there are,
 //! how they are grouped and where their state is kept is the business of [`Optimizer`](crate::Optimizer).
 
-use crate::AdamWConfig;
+use crate::{AdamWConfig, MuonConfig};
 use burn::tensor::Tensor;
 
 /// A formula with its numbers.
@@ -9,6 +9,8 @@ use burn::tensor::Tensor;
 pub enum Rule {
     /// Adam with decoupled weight decay.
     AdamW(AdamWConfig),
+    /// Momentum of matrices, made orthogonal.
+    Muon(MuonConfig),
     /// For tests: parameters of a batch move against the mean of their gradients, and count their steps.
     #[cfg(test)]
     Together,
@@ -17,6 +19,12 @@ pub enum Rule {
 impl From<AdamWConfig> for Rule {
     fn from(config: AdamWConfig) -> Self {
         Self::AdamW(config)
+    }
+}
+
+impl From<MuonConfig> for Rule {
+    fn from(config: MuonConfig) -> Self {
+        Self::Muon(config)
     }
 }
 
@@ -44,11 +52,12 @@ pub(crate) struct Moved<const D: usize> {
 }
 
 impl Rule {
-    /// What the formula keeps of a parameter from step to step, each in f32 and of its shape. These are
+    /// What the formula keeps of a parameter of this rank from step to step, each in f32 and of its shape. These are
     /// names in checkpoints.
-    pub(crate) fn state(&self) -> &'static [&'static str] {
+    pub(crate) fn state(&self, rank: usize) -> &'static [&'static str] {
         match self {
-            Self::AdamW(_) => &["first", "second"],
+            Self::Muon(_) if rank >= 2 => &["momentum"],
+            Self::AdamW(_) | Self::Muon(_) => &["first", "second"],
             #[cfg(test)]
             Self::Together => &["steps"],
         }
@@ -56,9 +65,10 @@ impl Rule {
 
     /// Whether it moves parameters of one shape together. What moves each by itself has them in the order of the
     /// module: Burn's fusion leaves the operations of equal shapes that follow each other apart, launch by launch.
-    pub(crate) fn joins(&self) -> bool {
+    pub(crate) fn joins(&self, rank: usize) -> bool {
         match self {
             Self::AdamW(_) => false,
+            Self::Muon(_) => rank >= 2,
             #[cfg(test)]
             Self::Together => true,
         }
@@ -67,7 +77,8 @@ impl Rule {
     /// One step of a batch; they come back in their order.
     pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
         match self {
-            Self::AdamW(config) => {
+            Self::Muon(config) if D >= 2 => config.step(batch, pace),
+            Self::AdamW(config) | Self::Muon(MuonConfig { adamw: config, .. }) => {
                 batch.into_iter().map(|member| config.step(member, pace)).collect()
             }
             #[cfg(test)]

@@ -79,7 +79,7 @@ impl ModuleVisitor for Save<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let name = self.names.name();
         let settings = self.groups.settings(self.groups.of(&param.id, &name));
-        for what in settings.rule.state() {
+        for what in settings.rule.state(D) {
             let key = key(&name, what);
             if let Some(tensor) = self.state.0.get::<Tensor<D>>(&key) {
                 self.saved.push((key, tensor.into_data()));
@@ -118,7 +118,7 @@ impl Load<'_> {
     fn load<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<(), StateError> {
         let name = self.names.name();
         let (shape, device) = (param.lazy_shape(), param.lazy_device().inner());
-        let what = self.groups.settings(self.groups.of(&param.id, &name)).rule.state();
+        let what = self.groups.settings(self.groups.of(&param.id, &name)).rule.state(D);
         let mut tensors = Vec::with_capacity(what.len());
         let mut missing = None;
         for what in what {

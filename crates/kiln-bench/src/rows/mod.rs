@@ -9,6 +9,7 @@ mod linear_cross_entropy;
 mod matmul;
 mod mhc_post;
 mod mhc_pre;
+mod newton_schulz;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -35,6 +36,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &matmul::TN,
     &matmul::TT,
     &gram::Row,
+    &newton_schulz::Row,
     &tril_matmul::Row,
 ];
 

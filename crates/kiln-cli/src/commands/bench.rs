@@ -35,7 +35,7 @@ pub struct Args {
     /// Sizes to time.
     #[arg(long, value_enum, default_value_t = Shapes::Train)]
     shapes: Shapes,
-    /// Only the case that is this, else, of each operator, those that begin with it, such as 4x16x4096x128; may be given
+    /// Only the case that is this, else, of each operator, those whose first shape it is, such as 4x16x4096x128; may be given
     /// several times.
     #[arg(long = "case", value_name = "SHAPE")]
     only: Vec<String>,
@@ -199,7 +199,7 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         {
             let all = ops.iter().flat_map(|op| op.shapes(scale)).map(|case| case.to_string());
             let all = all.collect::<Vec<_>>().join("; ");
-            bail!("--case {asked}: expected one of these --shapes: {all}");
+            bail!("--case {asked}: expected one of these shapes: {all}");
         }
     }
     let opened = device::open(&args.device)?;
@@ -245,6 +245,14 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     if plan.pass == Some(Pass::Backward) && ops.iter().all(|op| op.gradients_in_forward()) {
         let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
         bail!("{names}: gradients are made in the forward, expected --pass forward or both");
+    }
+    let has = |op: &dyn Operator, pass| {
+        let of = |case: &_| bench::passes(op, case, dtype).iter().any(|(of, _)| *of == pass);
+        plan.cases(op).iter().any(of)
+    };
+    if plan.pass.is_some_and(|pass| !ops.iter().any(|op| has(*op, pass))) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        bail!("{names}: of these shapes the forward alone is timed, expected --pass forward");
     }
     let verified = verified(&ops, &plan, &opened, args.jobs)?;
     for (op, verified) in ops.into_iter().zip(&verified) {
@@ -398,6 +406,11 @@ fn command() -> String {
 fn read(path: &Path) -> anyhow::Result<Run> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("{} is no run of the bench", path.display()))
+    let run: Run = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no run of the bench", path.display()))?;
+    let mut times = run.rows.iter().flat_map(|row| [row.us, row.us_low, row.us_high]);
+    if let Some(us) = times.find(|us| !(us.is_finite() && *us > 0.0)) {
+        bail!("{}: a time of {us} µs, expected one above 0", path.display());
+    }
+    Ok(run)
 }

@@ -184,6 +184,8 @@ pub struct OptimizerConfig {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
+    /// Decay rate of Muon's momentum.
+    pub momentum: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 turns clipping off.
@@ -199,6 +201,8 @@ pub struct OptimizerConfig {
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     AdamW,
+    /// Muon for the matrices of the blocks, AdamW for the rest.
+    Muon,
 }
 
 /// Parameters that do not move as the others do.
@@ -230,6 +234,7 @@ impl Default for OptimizerConfig {
             beta1: 0.9,
             beta2: 0.99,
             eps: 1e-8,
+            momentum: 0.95,
             weight_decay: 0.1,
             clip_norm: 1.0,
             groups: Vec::new(),

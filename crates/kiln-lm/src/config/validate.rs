@@ -150,6 +150,7 @@ impl Config {
         to.number("optimizer.learning_rate", optimizer.learning_rate, positive, |v| v > 0.0);
         to.number("optimizer.beta1", optimizer.beta1, share, |v| (0.0..1.0).contains(&v));
         to.number("optimizer.beta2", optimizer.beta2, share, |v| (0.0..1.0).contains(&v));
+        to.number("optimizer.momentum", optimizer.momentum, share, |v| (0.0..1.0).contains(&v));
         to.number("optimizer.eps", optimizer.eps, positive, |v| v > 0.0);
         to.number("optimizer.weight_decay", optimizer.weight_decay, not_negative, |v| v >= 0.0);
         to.number("optimizer.clip_norm", optimizer.clip_norm, not_negative, |v| v >= 0.0);
@@ -281,6 +282,7 @@ mod tests {
             "optimizer.learning_rate=nan",
             "optimizer.beta1=1",
             "optimizer.beta2=-0.1",
+            "optimizer.momentum=1",
             "optimizer.eps=0.0",
             "optimizer.weight_decay=-1",
             "optimizer.clip_norm=nan",

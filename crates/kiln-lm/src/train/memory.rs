@@ -58,7 +58,9 @@ fn need(config: &Config, vocab_size: usize, dtype: DType, scores: bool) -> Need 
     let parameters = model.parameters(vocab_size);
     let moments = match optimizer.kind {
         OptimizerKind::AdamW if train.steps > 1 => 8.0 * parameters,
-        OptimizerKind::AdamW => 0.0,
+        // The momentum of matrices; what the rest needs beside is little.
+        OptimizerKind::Muon if train.steps > 1 => 4.0 * parameters,
+        OptimizerKind::AdamW | OptimizerKind::Muon => 0.0,
     };
     let (values, gradients) = (4.0 * parameters, 4.0 * parameters);
     let tokens = train.batch_size as f64 * model.context as f64;

@@ -77,10 +77,7 @@ impl Trainer {
         let prompt = sample_prompt(&config, &dataset)?;
         memory::check(&config, dataset.meta.vocab_size, device)?;
         let device = device.clone().autodiff();
-        optimizer::optimizer(
-            &config.optimizer,
-            &config.model.skeleton(dataset.meta.vocab_size, &device),
-        )?;
+        optimizer::optimizer(&config, &config.model.skeleton(dataset.meta.vocab_size, &device))?;
         // Made when everything else is known to fit.
         let (run, lock) = RunDir::create(&config.train.out, &config)?;
         let store = run.open_checkpoints(config.train.keep)?;

@@ -1,7 +1,7 @@
 //! The optimizer that a configuration describes: which settings each parameter has.
 
 use super::TrainError;
-use crate::config::{GroupConfig, OptimizerConfig, OptimizerKind};
+use crate::config::{Config, GroupConfig, ModelConfig, OptimizerConfig, OptimizerKind};
 use crate::names::{name, names};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
@@ -14,10 +14,8 @@ use kiln_optim::prelude::*;
 /// # Errors
 ///
 /// [`TrainError::NoSuchParameters`] if a group holds no parameter.
-pub(super) fn optimizer<M: Module>(
-    config: &OptimizerConfig,
-    model: &M,
-) -> Result<Optimizer, TrainError> {
+pub(super) fn optimizer<M: Module>(config: &Config, model: &M) -> Result<Optimizer, TrainError> {
+    let Config { optimizer: config, model: of, .. } = config;
     let parameters = parameters(model);
     for GroupConfig { parameters: pattern, .. } in &config.groups {
         if !parameters.iter().any(|parameter| matches(pattern, &parameter.name)) {
@@ -26,10 +24,10 @@ pub(super) fn optimizer<M: Module>(
             return Err(TrainError::NoSuchParameters { pattern, names });
         }
     }
-    let default = rule(config, config.kind, config.weight_decay);
+    let default = rule(config, OptimizerKind::AdamW, config.weight_decay, vec![]);
     let mut groups: Vec<(Settings, Vec<ParamId>)> = Vec::new();
     for parameter in parameters {
-        let settings = settings(config, &parameter);
+        let settings = settings(config, of, &parameter);
         match groups.iter_mut().find(|(of, _)| *of == settings) {
             Some((_, ids)) => ids.push(parameter.id),
             None => groups.push((settings, vec![parameter.id])),
@@ -41,29 +39,53 @@ pub(super) fn optimizer<M: Module>(
     }))
 }
 
-fn rule(config: &OptimizerConfig, kind: OptimizerKind, weight_decay: f64) -> Rule {
+/// `columns` are those of the matrices that a weight has side by side.
+fn rule(
+    config: &OptimizerConfig,
+    kind: OptimizerKind,
+    weight_decay: f64,
+    columns: Vec<usize>,
+) -> Rule {
+    let adamw = AdamWConfig::new()
+        .with_beta1(config.beta1)
+        .with_beta2(config.beta2)
+        .with_eps(config.eps)
+        .with_weight_decay(weight_decay);
     match kind {
-        OptimizerKind::AdamW => AdamWConfig::new()
-            .with_beta1(config.beta1)
-            .with_beta2(config.beta2)
-            .with_eps(config.eps)
+        OptimizerKind::AdamW => adamw.into(),
+        OptimizerKind::Muon => MuonConfig::new()
+            .with_momentum(config.momentum)
             .with_weight_decay(weight_decay)
+            .with_columns(columns)
+            // One learning rate serves both.
+            .with_learning_rate_scale(LearningRateScale::MatchRmsAdamW)
+            .with_adamw(adamw)
             .into(),
     }
 }
 
-fn settings(config: &OptimizerConfig, parameter: &Parameter) -> Settings {
-    let spared = parameter.rank < 2 || matches("embedding.*", &parameter.name);
+fn settings(config: &OptimizerConfig, of: &ModelConfig, parameter: &Parameter) -> Settings {
+    let name = &parameter.name;
+    let spared = parameter.rank < 2 || matches("embedding.*", name);
     let weight_decay = if spared { 0.0 } else { config.weight_decay };
-    let holds = |group: &&GroupConfig| matches(&group.parameters, &parameter.name);
+    // The small projections that weigh streams are none of a hidden layer.
+    let hidden = parameter.rank >= 2 && matches("blocks.*", name) && !matches("*.phi", name);
+    let kind = if hidden { config.kind } else { OptimizerKind::AdamW };
+    let columns = match matches("*.w_qkv.weight", name) {
+        true => [of.heads, of.resolved_kv_heads(), of.resolved_kv_heads()]
+            .map(|heads| heads * (of.width / of.heads))
+            .into(),
+        false => vec![],
+    };
+    let holds = |group: &&GroupConfig| matches(&group.parameters, name);
     match config.groups.iter().rev().find(holds) {
         Some(group) => {
-            let kind = group.kind.unwrap_or(config.kind);
+            let kind = group.kind.unwrap_or(kind);
             let weight_decay = group.weight_decay.unwrap_or(weight_decay);
-            Settings::from(rule(config, kind, weight_decay))
+            Settings::from(rule(config, kind, weight_decay, columns))
                 .with_learning_rate_scale(group.learning_rate_scale)
         }
-        None => rule(config, config.kind, weight_decay).into(),
+        None => rule(config, kind, weight_decay, columns).into(),
     }
 }
 
@@ -143,9 +165,14 @@ mod tests {
         }
     }
 
+    fn of(optimizer: OptimizerConfig) -> Config {
+        let model = ModelConfig { layers: 2, width: 16, heads: 2, ..Default::default() };
+        let model = ModelConfig { tied_embeddings: false, ..model };
+        Config { model, optimizer, ..Default::default() }
+    }
+
     fn model() -> Transformer {
-        let config = ModelConfig { layers: 2, width: 16, heads: 2, ..Default::default() };
-        ModelConfig { tied_embeddings: false, ..config }.init(30, 1, &Device::flex().autodiff())
+        of(OptimizerConfig::default()).model.init(30, 1, &Device::flex().autodiff())
     }
 
     /// Every parameter after a step against gradients of 0, as a multiple of what it was.
@@ -160,7 +187,7 @@ mod tests {
         let before: BTreeMap<_, _> = record(&model).into_iter().collect();
         let mut zeros = Zeros(GradientsParams::new());
         model.visit(&mut zeros);
-        let mut optimizer = optimizer(config, &model).unwrap();
+        let mut optimizer = optimizer(&of(config.clone()), &model).unwrap();
         let after = record(&optimizer.step(model, zeros.0, 0.5));
         let ratio = |(name, data): (String, burn::tensor::TensorData)| {
             let before: Vec<f64> = before[&name].iter::<f64>().collect();
@@ -218,6 +245,34 @@ mod tests {
     }
 
     #[test]
+    fn muon_moves_the_matrices_of_blocks_and_decays_as_adamw_does() {
+        let config =
+            OptimizerConfig { kind: OptimizerKind::Muon, weight_decay: 0.1, ..Default::default() };
+        let model = model();
+        let names: Vec<String> = parameters(&model).into_iter().map(|of| of.name).collect();
+        let kind = |name: &str, rank| {
+            let parameter = Parameter { id: ParamId::new(), name: name.into(), rank };
+            let model = ModelConfig { kv_heads: 1, ..of(config.clone()).model };
+            settings(&config, &model, &parameter).rule
+        };
+        for name in &names {
+            let rank = if name.contains("norm") { 1 } else { 2 };
+            let hidden = rank == 2 && name.starts_with("blocks.");
+            assert_eq!(matches!(kind(name, rank), Rule::Muon(_)), hidden, "{name}");
+        }
+        assert!(matches!(kind("blocks.0.attention_streams.phi", 2), Rule::AdamW(_)));
+        // Queries, keys and values are matrices of their own.
+        match kind("blocks.0.attention.w_qkv.weight", 2) {
+            Rule::Muon(muon) => assert_eq!(muon.columns, [16, 8, 8]),
+            rule => panic!("{rule:?}"),
+        }
+        for (name, ratio) in shrunk(&config) {
+            let spared = name == "embedding.weight" || name.ends_with("norm.weight");
+            assert_eq!(ratio, if spared { 1.0 } else { 0.95 }, "{name}");
+        }
+    }
+
+    #[test]
     fn a_group_of_nothing_is_named() {
         let group = GroupConfig {
             parameters: "blocks.*.mpl.*".into(),
@@ -226,7 +281,7 @@ mod tests {
             weight_decay: None,
         };
         let config = OptimizerConfig { groups: vec![group], ..Default::default() };
-        let line = optimizer(&config, &model()).err().unwrap().to_string();
+        let line = optimizer(&of(config), &model()).err().unwrap().to_string();
         assert!(
             line.starts_with("optimizer.groups: `blocks.*.mpl.*` is no parameter of"),
             "{line}"

@@ -91,8 +91,14 @@ pub fn few(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let plain = AttentionOptions::default();
     let cut = AttentionOptions { window: Some(256), softcap: Some(30.0), ..plain };
     for (i, [batch, heads, kv_heads, queries, width]) in FEW.into_iter().enumerate() {
-        for (options, word) in [(plain, ""), (cut, " window softcap")] {
-            if i > 0 && queries != 2 && !word.is_empty() {
+        let capped = AttentionOptions { softcap: Some(30.0), ..plain };
+        for (options, word) in [(plain, ""), (cut, " window softcap"), (capped, " softcap")] {
+            let wanted = match word {
+                "" => true,
+                " softcap" => heads / kv_heads > 16 && queries == 1,
+                _ => i == 0 || queries == 2,
+            };
+            if !wanted {
                 continue;
             }
             let of = |heads, rows| tensor(client, [batch, heads, rows, width], dtype);

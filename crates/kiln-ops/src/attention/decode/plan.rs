@@ -174,23 +174,26 @@ const LEAST_ROUNDS: usize = 2;
 /// Waves of cubes of which it does not matter how full the last is.
 const MANY_WAVES: usize = 4;
 
-/// Into how many parts the keys of so many cubes are divided, of which there are `slots` at a time: those with which
-/// the last cube is done first. None, whatever the number of keys: the cubes fill the device as they are, or so many
-/// times that the last ones do not matter.
+/// [`fastest_parts`]; none, whatever the number of keys, where the cubes fill most of the device as they are, or fill it
+/// so many times that the last ones do not matter: then nothing is left to be added up.
 pub(super) fn parts(cubes: usize, slots: usize, keys: usize, round: usize) -> Option<usize> {
-    if (slots / 2 + 1..=slots).contains(&cubes) || cubes >= MANY_WAVES * slots {
-        return None;
-    }
+    let few = (slots / 2 + 1..=slots).contains(&cubes);
+    (!few && cubes < MANY_WAVES * slots).then(|| fastest_parts(cubes, slots, keys, round))
+}
+
+/// Into how many parts the keys of so many cubes are divided, of which there are `slots` at a time: those with which
+/// the last cube is done first.
+pub(super) fn fastest_parts(cubes: usize, slots: usize, keys: usize, round: usize) -> usize {
     // To begin and to end takes a cube as long as some keys.
     let time = |parts: &usize| {
         (cubes * parts).div_ceil(slots) * (keys.div_ceil(*parts) + LEAST_ROUNDS * round)
     };
-    (1..=(MANY_WAVES * slots).div_ceil(cubes)).min_by_key(time)
+    (1..=(MANY_WAVES * slots).div_ceil(cubes)).min_by_key(time).unwrap_or(1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parts;
+    use super::{fastest_parts, parts};
 
     #[test]
     fn no_wave_of_cubes_is_nearly_empty() {
@@ -205,6 +208,17 @@ mod tests {
             let parts = of(cubes, 1 << 20).unwrap();
             let (all, waves) = (cubes * parts, (cubes * parts).div_ceil(264));
             assert!(all as f64 >= 0.75 * (waves * 264) as f64, "{cubes} cubes, {parts} parts");
+        }
+    }
+
+    #[test]
+    fn keys_are_divided_where_half_the_device_would_wait() {
+        let of = |cubes| fastest_parts(cubes, 132, 1 << 14, 64);
+        assert_eq!((of(8), of(66), of(132), of(600)), (16, 2, 1, 1));
+        for cubes in 1..=132 {
+            let (parts, waves) = (of(cubes), (cubes * of(cubes)).div_ceil(132));
+            let share = (cubes * parts) as f64 / (132 * waves) as f64;
+            assert!(share >= 0.83, "{cubes} cubes, {parts} parts");
         }
     }
 }

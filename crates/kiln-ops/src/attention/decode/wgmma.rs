@@ -1,14 +1,14 @@
 //! Many query heads that read the same keys, on Hopper: wgmma, fed by TMA.
 
-use super::plan::{Work, parts};
+use super::plan::{Work, fastest_parts};
 use super::{NAME, Target};
 use crate::attention::cuda::wgmma::{Forward, attend_parts, plan_of_parts};
 use crate::attention::problem::Problem;
 use crate::launch;
 
-/// Query heads that read the same keys for which this is faster than mma.sync. (67 MB of keys and values in bf16 on an
-/// H100, one KV head, share of the copy bandwidth: 0.77 in place of 0.70 with 32 heads, 0.74 in place of 0.62 with 64. Up to 8 heads are
-/// within two hundredths of each other.)
+/// Query heads that read the same keys for which this is faster than mma.sync: (67 MB of
+/// keys and values in bf16 on an H100, one KV head, share of the copy bandwidth: 0.77 in place of 0.70 with 32 heads,
+/// 0.74 in place of 0.62 with 64. With 8 heads both are within two hundredths.)
 const FEWEST_TOGETHER: usize = 17;
 
 pub(super) struct Plan(Forward);
@@ -18,10 +18,10 @@ impl Plan {
     pub(super) fn new(problem: &Problem, keys: usize) -> Option<(Self, Work)> {
         let sizes = &problem.sizes;
         let plan = plan_of_parts(problem).filter(|_| sizes.together() >= FEWEST_TOGETHER)?;
-        let cubes = launch::multiprocessors(&problem.q.tensor.client);
+        let slots = launch::multiprocessors(&problem.q.tensor.client);
         let round = plan.tile.keys;
         // Each part leaves its sums, if it is the only one too.
-        let parts = |heads| Some(parts(heads, cubes, keys, round).unwrap_or(1));
+        let parts = |tiles| Some(fastest_parts(tiles, slots, keys, round));
         let work = Work::new(sizes, keys, sizes.together(), round, parts);
         Some((Self(plan), work))
     }
@@ -33,6 +33,9 @@ pub(super) fn run(problem: &Problem, target: &Target<'_>, Plan(plan): Plan, work
     let statistics = target.statistics.expect("those of a part are wanted");
     let address = launch::address_type(&[sums, statistics]);
     let name = format!("{NAME} on wgmma");
-    launch::plans::note(&name, &(&plan, address), &work.ways(&problem.sizes));
+    let slots = launch::multiprocessors(&sums.client);
+    let tiles = ("several tiles a cube", work.cubes(&problem.sizes) > slots);
+    let [parts, heads, _] = work.ways(&problem.sizes);
+    launch::plans::note(&name, &(&plan, address), &[parts, heads, tiles]);
     attend_parts(problem, [sums, statistics], plan, work.parts, work.length, address);
 }

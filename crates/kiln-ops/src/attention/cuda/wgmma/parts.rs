@@ -11,7 +11,7 @@ use super::block::{Reading, Rings, Warpgroup};
 use super::consumer::{attend, warpgroup};
 use super::forward::{Maps, produce, rings};
 use super::places::{NONE, Places, PlacesLaunch, QueryTile, blocks, query_tile};
-use super::plan::{Forward, ForwardTile, Limited};
+use super::plan::{Forward, ForwardTile, Limited, PART_ROWS};
 use super::softmax::{RowPair, begin};
 use super::{maps, places, takes};
 use crate::attention::problem::{HeadsView, Problem, Sizes};
@@ -25,24 +25,23 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
-/// Rows of a tile: heads that read the same keys at most.
-pub(crate) const ROWS: usize = 64;
-
 /// What the kernel is specialised on, for a problem that it takes: one query of a head, which sees all keys.
 pub(crate) fn plan(problem: &Problem) -> Option<Forward> {
     let (p, sizes) = (problem, &problem.sizes);
     let whole = sizes.queries == 1 && p.mask.window.is_none() && !p.mask.documents;
-    (whole && sizes.together() <= ROWS && p.q.first == 0 && takes(p)).then(|| Forward {
-        float: Float16::of(p.q.tensor.dtype),
-        width: sizes.width,
-        tile: ForwardTile::of_parts(sizes.width),
-        limited: Limited::PARTS,
-        softcap: p.softcap.is_some(),
-        lse: false,
+    (whole && sizes.together() <= PART_ROWS as usize && p.q.first == 0 && takes(p)).then(|| {
+        Forward {
+            float: Float16::of(p.q.tensor.dtype),
+            width: sizes.width,
+            tile: ForwardTile::of_parts(sizes.width),
+            limited: Limited::PARTS,
+            softcap: p.softcap.is_some(),
+            lse: false,
+        }
     })
 }
 
-/// Writes, of so many parts of `length` keys each, the sums `[parts, B, H, T, D]` and of each line its shift and the
+/// Writes, by the [`plan`], of so many parts of `length` keys each, a multiple of those of a block, the sums `[parts, B, H, T, D]` and of each line its shift and the
 /// sum of its weights `[parts, B, H, T, 2]`, both f32.
 pub(crate) fn attend_parts(
     problem: &Problem,
@@ -55,6 +54,8 @@ pub(crate) fn attend_parts(
     let (p, s) = (problem, &problem.sizes);
     let client = &p.q.tensor.client;
     let group = s.heads / s.kv_heads;
+    debug_assert!(plan(p) == Some(forward) && length.is_multiple_of(forward.tile.keys));
+    debug_assert!(parts * length >= s.keys && (parts - 1) * length < s.keys);
     // The heads that read the same keys as the queries of one.
     let sizes = Sizes { heads: s.kv_heads, queries: group, ..*s };
     let q = HeadsView {
@@ -68,7 +69,8 @@ pub(crate) fn attend_parts(
     let keys = [s.kv_heads, s.keys];
     let (scale, cap) = places::factors(p);
     let all_heads = (s.batches * s.kv_heads) as u32;
-    // SAFETY: TMA keeps to the shapes of its maps, sums and statistics are written at rows that there are.
+    // SAFETY: TMA keeps to the shapes of its maps; there are sums and statistics for all parts, of which each begins
+    // before the last key; rows are checked against the group, which is not larger than a tile.
     unsafe {
         attention_parts_kernel::launch_unchecked(
             client,
@@ -89,7 +91,7 @@ pub(crate) fn attend_parts(
                 all_heads,
                 s.kv_heads as u32,
                 1,
-                (parts * ROWS) as u32,
+                parts as u32 * PART_ROWS,
                 s.keys as u32,
                 0,
                 length as u32,

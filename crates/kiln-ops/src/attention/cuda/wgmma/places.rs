@@ -1,6 +1,6 @@
 //! Which tile is whose, and which keys its queries see.
 
-use super::plan::Limited;
+use super::plan::{Limited, PART_ROWS};
 use crate::attention::problem::Problem;
 use cubecl::prelude::*;
 
@@ -23,7 +23,7 @@ pub(crate) struct Places {
     pub(crate) keys: u32,
     pub(crate) window: u32,
     /// Keys of a part, where keys are divided; a multiple of those of a block.
-    pub(crate) part: u32,
+    pub(crate) part_keys: u32,
     /// The first heads in the tensors.
     pub(crate) q_first: u32,
     pub(crate) k_first: u32,
@@ -78,7 +78,7 @@ pub(crate) fn query_tile(number: u32, places: &Places, #[comptime] rows: u32) ->
 }
 
 /// The first key that query `t` sees, and the one after the last. Where it sees none the second is not larger.
-/// Where keys are divided, a part is a tile of 64 rows, which see its keys.
+/// Where keys are divided, a part is a tile of rows, which see its keys.
 #[cube]
 pub(crate) fn limits(
     t: u32,
@@ -87,8 +87,8 @@ pub(crate) fn limits(
     #[comptime] limited: Limited,
 ) -> (u32, u32) {
     if comptime!(limited.parts) {
-        let low = t / 64 * places.part;
-        (low, min(low + places.part, places.keys))
+        let low = t / PART_ROWS * places.part_keys;
+        (low, min(low + places.part_keys, places.keys))
     } else {
         limits_of_query(t, documents, places, limited)
     }

@@ -4,6 +4,9 @@ use crate::attention::problem::Problem;
 use crate::tile::cuda::pipeline::barrier_bytes;
 use crate::tile::cuda::ptx::{Float16, Wgmma, WgmmaChain};
 
+/// Rows of a tile where keys are divided: heads that read the same ones at most.
+pub(crate) const PART_ROWS: u32 = 64;
+
 /// The keys that a query sees: which limits there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Limited {
