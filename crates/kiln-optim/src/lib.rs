@@ -41,6 +41,7 @@ mod state;
 pub use adamw::AdamWConfig;
 pub use clip::{clip_global_norm, global_norm};
 pub use groups::{Settings, below_rank_two};
+pub use kiln_ops::newton_schulz::Coefficients;
 pub use muon::{LearningRateScale, MuonConfig};
 pub use names::{Names, Naming};
 pub use optimizer::Optimizer;
@@ -50,8 +51,8 @@ pub use state::StateError;
 /// Everything a training loop needs.
 pub mod prelude {
     pub use crate::{
-        AdamWConfig, LearningRateScale, MuonConfig, Optimizer, Rule, Settings, StateError,
-        below_rank_two, clip_global_norm, global_norm,
+        AdamWConfig, Coefficients, LearningRateScale, MuonConfig, Optimizer, Rule, Settings,
+        StateError, below_rank_two, clip_global_norm, global_norm,
     };
     pub use burn::module::ParamGroup;
     pub use burn::optim::{GradientsAccumulator, GradientsParams};

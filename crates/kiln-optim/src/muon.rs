@@ -6,8 +6,8 @@
 //! * u = μ·m + (1 − μ)·g (Nesterov), or m
 //! * p = p·(1 − η·λ) − η·s·NS(u)
 //!
-//! with NS the [Newton-Schulz iteration](kiln_ops::newton_schulz) and s by the [`LearningRateScale`]. What is no matrix
-//! moves by AdamW; embeddings and a head should too, which a [group](crate::Optimizer::with_group) says.
+//! with NS the [Newton-Schulz iteration](kiln_ops::newton_schulz), on CUDA in bf16 and elsewhere in f32, and s by the
+//! [`LearningRateScale`]. What is no matrix moves by AdamW; embeddings and a head should too, which a [group](crate::Optimizer::with_group) says.
 
 use crate::rule::{Member, Moved, Pace};
 use crate::{AdamWConfig, Optimizer, Settings};
@@ -65,6 +65,9 @@ impl MuonConfig {
     /// state is the momentum.
     pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
         let shape = batch[0].value.shape();
+        // Sums are f32 there too, and tensor cores multiply.
+        let on_cuda = device::is_cuda(&batch[0].value.device());
+        let dtype = if on_cuda { DType::BF16 } else { DType::F32 };
         let mut values = Vec::with_capacity(batch.len());
         let mut momenta = Vec::with_capacity(batch.len());
         let mut updates = Vec::with_capacity(batch.len());
@@ -79,7 +82,8 @@ impl MuonConfig {
                 false => momentum.clone(),
             };
             let [rows, columns] = [shape[D - 2], shape[D - 1]];
-            updates.push(update.reshape([shape.num_elements() / (rows * columns), rows, columns]));
+            let matrices = shape.num_elements() / (rows * columns).max(1);
+            updates.push(update.reshape([matrices, rows, columns]).cast(dtype));
             values.push(value);
             momenta.push(momentum);
         }
@@ -89,6 +93,7 @@ impl MuonConfig {
         let moved = values.into_iter().zip(momenta).zip(each).map(|((value, momentum), update)| {
             let value = if decay == 1.0 { value } else { value.mul_scalar(decay) };
             let update = update.reshape(shape.clone()).mul_scalar(pace.learning_rate);
+            let update = update.cast(value.dtype());
             Moved { value: value - update, state: vec![momentum] }
         });
         moved.collect()
@@ -102,10 +107,8 @@ impl MuonConfig {
             if split { updates.split_with_sizes(self.columns.clone(), 2) } else { vec![updates] };
         let options = NewtonSchulzOptions { steps: self.steps, coefficients: self.coefficients };
         let made = parts.into_iter().map(|part| {
-            // Sums are f32 there too, and tensor cores multiply.
-            let dtype = if device::is_cuda(&part.device()) { DType::BF16 } else { part.dtype() };
             let [_, _, columns] = part.dims();
-            let y = newton_schulz(part.cast(dtype), options).unwrap_or_else(|e| panic!("{e}"));
+            let y = newton_schulz(part, options).unwrap_or_else(|e| panic!("{e}"));
             y.cast(DType::F32).mul_scalar(self.factor(rows, columns))
         });
         Tensor::cat(made.collect(), 2)

@@ -23,8 +23,8 @@ pub enum StateError {
     /// A part of a parameter's state is saved and another is not.
     #[error("optimizer state lacks `{0}`")]
     Missing(String),
-    /// No parameter has this name.
-    #[error("optimizer state `{0}` belongs to no parameter of the model")]
+    /// No parameter has this name, or it moves by a rule that keeps something else.
+    #[error("optimizer state `{0}` is none of a parameter of the model, as it moves now")]
     Unknown(String),
 }
 

@@ -18,7 +18,8 @@ static SPEC: Spec = Spec {
         name: "g",
         shape: &["...", "M", "N"],
         holds: Holds::Float,
-        mean: 0.1,
+        // One large singular value, whose square counts.
+        mean: 1.0,
         fan_in: None,
     }],
     attributes: &[
@@ -94,6 +95,8 @@ impl Operator for Row {
             case(&[70, 130], 1),
             case(&[2, 3, 33, 17], 1),
             case(&[3, 64, 64], 1),
+            // Several tiles of A.
+            case(&[400, 408], 1),
             polar(case(&[16, 24], 1)),
             polar(case(&[40, 264], 2)),
             case(&[5, 8], 0),

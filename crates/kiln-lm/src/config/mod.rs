@@ -211,7 +211,7 @@ pub enum OptimizerKind {
 pub struct GroupConfig {
     /// Their names, `*` standing for any characters: `embedding.*`, `blocks.*.mlp.*`.
     pub parameters: String,
-    /// The rule; that of the others if not given.
+    /// The rule; what it is without the group if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<OptimizerKind>,
     /// Their learning rate as a multiple of that of the others.

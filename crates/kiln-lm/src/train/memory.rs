@@ -56,11 +56,12 @@ impl Need {
 fn need(config: &Config, vocab_size: usize, dtype: DType, scores: bool) -> Need {
     let Config { model, train, optimizer, .. } = config;
     let parameters = model.parameters(vocab_size);
-    let moments = match optimizer.kind {
-        OptimizerKind::AdamW if train.steps > 1 => 8.0 * parameters,
-        // The momentum of matrices; what the rest needs beside is little.
-        OptimizerKind::Muon if train.steps > 1 => 4.0 * parameters,
-        OptimizerKind::AdamW | OptimizerKind::Muon => 0.0,
+    let mut kinds = optimizer.groups.iter().filter_map(|group| group.kind).chain([optimizer.kind]);
+    let moments = match train.steps {
+        0 | 1 => 0.0,
+        // The momentum alone of the matrices that Muon moves, which may be nearly all.
+        _ if kinds.any(|kind| kind == OptimizerKind::Muon) => 4.0 * parameters,
+        _ => 8.0 * parameters,
     };
     let (values, gradients) = (4.0 * parameters, 4.0 * parameters);
     let tokens = train.batch_size as f64 * model.context as f64;

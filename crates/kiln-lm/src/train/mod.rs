@@ -77,7 +77,8 @@ impl Trainer {
         let prompt = sample_prompt(&config, &dataset)?;
         memory::check(&config, dataset.meta.vocab_size, device)?;
         let device = device.clone().autodiff();
-        optimizer::optimizer(&config, &config.model.skeleton(dataset.meta.vocab_size, &device))?;
+        let skeleton = config.model.skeleton(dataset.meta.vocab_size, &device);
+        optimizer::optimizer(&config.optimizer, &config.model, &skeleton)?;
         // Made when everything else is known to fit.
         let (run, lock) = RunDir::create(&config.train.out, &config)?;
         let store = run.open_checkpoints(config.train.keep)?;

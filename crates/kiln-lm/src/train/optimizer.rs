@@ -1,7 +1,7 @@
 //! The optimizer that a configuration describes: which settings each parameter has.
 
 use super::TrainError;
-use crate::config::{Config, GroupConfig, ModelConfig, OptimizerConfig, OptimizerKind};
+use crate::config::{GroupConfig, ModelConfig, OptimizerConfig, OptimizerKind};
 use crate::names::{name, names};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
@@ -14,8 +14,11 @@ use kiln_optim::prelude::*;
 /// # Errors
 ///
 /// [`TrainError::NoSuchParameters`] if a group holds no parameter.
-pub(super) fn optimizer<M: Module>(config: &Config, model: &M) -> Result<Optimizer, TrainError> {
-    let Config { optimizer: config, model: of, .. } = config;
+pub(super) fn optimizer<M: Module>(
+    config: &OptimizerConfig,
+    of: &ModelConfig,
+    model: &M,
+) -> Result<Optimizer, TrainError> {
     let parameters = parameters(model);
     for GroupConfig { parameters: pattern, .. } in &config.groups {
         if !parameters.iter().any(|parameter| matches(pattern, &parameter.name)) {
@@ -165,14 +168,13 @@ mod tests {
         }
     }
 
-    fn of(optimizer: OptimizerConfig) -> Config {
-        let model = ModelConfig { layers: 2, width: 16, heads: 2, ..Default::default() };
-        let model = ModelConfig { tied_embeddings: false, ..model };
-        Config { model, optimizer, ..Default::default() }
+    fn of() -> ModelConfig {
+        let config = ModelConfig { layers: 2, width: 16, heads: 2, ..Default::default() };
+        ModelConfig { tied_embeddings: false, ..config }
     }
 
     fn model() -> Transformer {
-        of(OptimizerConfig::default()).model.init(30, 1, &Device::flex().autodiff())
+        of().init(30, 1, &Device::flex().autodiff())
     }
 
     /// Every parameter after a step against gradients of 0, as a multiple of what it was.
@@ -187,7 +189,7 @@ mod tests {
         let before: BTreeMap<_, _> = record(&model).into_iter().collect();
         let mut zeros = Zeros(GradientsParams::new());
         model.visit(&mut zeros);
-        let mut optimizer = optimizer(&of(config.clone()), &model).unwrap();
+        let mut optimizer = optimizer(config, &of(), &model).unwrap();
         let after = record(&optimizer.step(model, zeros.0, 0.5));
         let ratio = |(name, data): (String, burn::tensor::TensorData)| {
             let before: Vec<f64> = before[&name].iter::<f64>().collect();
@@ -252,7 +254,7 @@ mod tests {
         let names: Vec<String> = parameters(&model).into_iter().map(|of| of.name).collect();
         let kind = |name: &str, rank| {
             let parameter = Parameter { id: ParamId::new(), name: name.into(), rank };
-            let model = ModelConfig { kv_heads: 1, ..of(config.clone()).model };
+            let model = ModelConfig { kv_heads: 1, ..of() };
             settings(&config, &model, &parameter).rule
         };
         for name in &names {
@@ -260,12 +262,16 @@ mod tests {
             let hidden = rank == 2 && name.starts_with("blocks.");
             assert_eq!(matches!(kind(name, rank), Rule::Muon(_)), hidden, "{name}");
         }
-        assert!(matches!(kind("blocks.0.attention_streams.phi", 2), Rule::AdamW(_)));
+        assert!(matches!(kind("blocks.0.mixer_connection.phi", 2), Rule::AdamW(_)));
         // Queries, keys and values are matrices of their own.
         match kind("blocks.0.attention.w_qkv.weight", 2) {
             Rule::Muon(muon) => assert_eq!(muon.columns, [16, 8, 8]),
             rule => panic!("{rule:?}"),
         }
+        let wide = ModelConfig { kv_heads: 1, ..of() };
+        let record = record(&wide.init(30, 1, &Device::flex().autodiff()));
+        let qkv = record.iter().find(|(name, _)| name == "blocks.0.attention.w_qkv.weight");
+        assert_eq!(qkv.expect("it is there").1.shape().as_slice(), [16, 32]);
         for (name, ratio) in shrunk(&config) {
             let spared = name == "embedding.weight" || name.ends_with("norm.weight");
             assert_eq!(ratio, if spared { 1.0 } else { 0.95 }, "{name}");
@@ -281,7 +287,7 @@ mod tests {
             weight_decay: None,
         };
         let config = OptimizerConfig { groups: vec![group], ..Default::default() };
-        let line = optimizer(&of(config), &model()).err().unwrap().to_string();
+        let line = optimizer(&config, &of(), &model()).err().unwrap().to_string();
         assert!(
             line.starts_with("optimizer.groups: `blocks.*.mpl.*` is no parameter of"),
             "{line}"

@@ -42,7 +42,7 @@ impl<M: LanguageModel> Replica<M> {
         device: Device,
     ) -> Result<Self, TrainError> {
         shared(config, &sampler)?;
-        let optimizer = optimizer(config, &model)?;
+        let optimizer = optimizer(&config.optimizer, &config.model, &model)?;
         Ok(Self { model: Some(model), optimizer, sampler, device })
     }
 
@@ -63,7 +63,7 @@ impl<M: LanguageModel> Replica<M> {
         };
         let model = with_record(MODEL, skeleton, tensors(MODEL)?);
         let model = model.map_err(|error| TrainError::unfit(path, error))?;
-        let mut optimizer = optimizer(config, &model)?;
+        let mut optimizer = optimizer(&config.optimizer, &config.model, &model)?;
         let loaded = optimizer.load_state(&model, checkpoint.step(), tensors(OPTIMIZER)?);
         loaded.map_err(|error| TrainError::unfit(path, error))?;
         Ok(Self { model: Some(model), optimizer, sampler, device })
