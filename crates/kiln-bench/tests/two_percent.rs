@@ -72,7 +72,7 @@ fn verify(op: &'static dyn Operator, factor: f64) -> Report {
 
 #[test]
 fn gradients_two_percent_off_are_convicted() {
-    for op in registry::all() {
+    for op in registry::all().iter().filter(|op| op.spec().differentiable) {
         let name = op.spec().name;
         let right = verify(*op, 1.0);
         assert!(right.green(), "{name}: {:?}", right.failures);

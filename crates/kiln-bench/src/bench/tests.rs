@@ -47,11 +47,12 @@ fn each_wrong(right: &Results, wrong: impl Fn(Tensor<1>) -> Option<Tensor<1>>) -
     all
 }
 
-/// What every operator leaves at a size that is timed passes, each result 2 % larger does not.
+/// What every operator that is timed leaves at such a size passes, each result 2 % larger does not.
 #[test]
 fn results_of_every_operator_are_checked() {
     for op in registry::all().iter().copied() {
-        let case = &op.shapes(Scale::Small)[0];
+        let shapes = op.shapes(Scale::Small);
+        let Some(case) = shapes.first() else { continue };
         each_pass(op, case, DType::F32, |what, right, judge| {
             assert_eq!(judge(&right), Ok(()), "{what}");
             // The gradient of what there is not is empty.
@@ -148,7 +149,7 @@ fn a_lost_block_of_products_is_convicted() {
     let device = cpu();
     for op in registry::all().iter().copied().filter(|op| op.tiled()) {
         let shapes = op.shapes(Scale::Small);
-        let case = shapes.last().expect("it is timed");
+        let Some(case) = shapes.last() else { continue };
         let matrices = case.shapes.iter().filter(|shape| shape.len() > 1);
         let width = matrices.filter_map(|shape| shape.last().copied()).max().unwrap_or(1);
         each_pass(op, case, DType::F32, |what, right, judge| {

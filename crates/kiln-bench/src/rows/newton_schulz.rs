@@ -103,6 +103,7 @@ impl Operator for Row {
         ]
     }
 
+    // None until what is timed can be checked: after five steps running bounds let 2 % pass.
     fn shapes(&self, _scale: Scale) -> Vec<Case> {
         vec![]
     }

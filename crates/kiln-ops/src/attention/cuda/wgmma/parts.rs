@@ -130,7 +130,8 @@ pub(crate) fn attention_parts_kernel<E: Float>(
     rings_ready();
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp >= 4u32 {
-        if warp == 4u32 && UNIT_POS % 32 == 0 {
+        let lane = UNIT_POS % 32;
+        if warp == 4u32 && lane == 0 {
             let maps = Maps {
                 q: tensor_map_address(q),
                 k: tensor_map_address(k),
