@@ -14,7 +14,9 @@
 //! end are some six: the ring and the warps that take turns hide them.
 
 mod kernel;
+mod multiply;
 mod plan;
+mod weight;
 
 use super::token::Given;
 use super::{Dims, hopper};
