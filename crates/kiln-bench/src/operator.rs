@@ -339,6 +339,13 @@ pub trait Operator: Sync {
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
     fn fit(&self, _dims: &mut Dims) {}
 
+    /// Puts small sizes in the place of those of a timed case, so that the oracle takes seconds, and says which sizes
+    /// plans are to reckon with where they meet the small ones: kernels take both cases the same way then.
+    /// Sizes that kernels are specialised on stay; some that are small already may grow a little.
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        shrink(dims, |_, size| size > SHRUNK)
+    }
+
     /// Gives a random case attributes that are not the default, by a random number.
     fn vary(&self, case: Case, _number: u64) -> Case {
         case
@@ -411,6 +418,12 @@ impl Spec {
         Ok(dims)
     }
 
+    /// The shapes of the inputs with these dimensions, all of which are known.
+    pub fn shapes(&self, dims: &Dims) -> Vec<Vec<usize>> {
+        let sizes = |name: &&str| sizes_of(name, dims).unwrap_or_default();
+        self.inputs.iter().map(|input| input.shape.iter().flat_map(sizes).collect()).collect()
+    }
+
     /// The shape of an output for inputs with these dimensions.
     pub fn output_shape(&self, output: &OutputSpec, dims: &Dims) -> Vec<usize> {
         let sizes = |name: &&str| sizes_of(name, dims).unwrap_or_default();
@@ -437,6 +450,39 @@ pub(crate) fn sizes_of(name: &str, dims: &Dims) -> Option<Vec<usize>> {
         Some(of) => dims.get(of).map(|sizes| vec![sizes[0].saturating_sub(1)]),
         None => dims.get(name).cloned(),
     }
+}
+
+/// Sizes up to here stay as they are: kernels for a thin side are made for them.
+pub(crate) const SHRUNK: usize = 128;
+
+/// Makes the sizes small that are to be, each another one, and none a multiple of a tile; returns the pairs of small
+/// and large.
+pub(crate) fn shrink(dims: &mut Dims, which: impl Fn(&str, usize) -> bool) -> Vec<[usize; 2]> {
+    let size_of = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let kept = dims
+        .iter()
+        .map(|(name, sizes)| (name, size_of(sizes)))
+        .filter(|(name, size)| !which(name, *size));
+    // Beside a thin side, as kernels for those want it.
+    let least = kept.map(|(_, size)| 4 * size + 8).filter(|least| *least <= 328).max();
+    let first = least.unwrap_or(0).max(264);
+    let mut pairs = vec![];
+    for (name, sizes) in dims {
+        let size = size_of(sizes);
+        if which(name, size) {
+            // As aligned as the large one.
+            let small = first + 16 * pairs.len() + size % 16;
+            *sizes = vec![small];
+            pairs.push([small, size]);
+        }
+    }
+    pairs
+}
+
+/// Puts a small size in the place of a large one; returns the pair.
+pub(crate) fn replace(dims: &mut Dims, name: &'static str, small: usize) -> [usize; 2] {
+    let large = dims.insert(name, vec![small]).map_or(1, |sizes| sizes.iter().product());
+    [small, large]
 }
 
 /// A shape with the sizes that are known.

@@ -178,7 +178,7 @@ fn results_of_one_part_are_those_of_several() {
             // Of two multiprocessors.
             ([9, 32, 1, 1, 1500, 128], None),
         ] {
-            let limits = limits::Limits { multiprocessors: Some(2), chunk_bytes: None };
+            let limits = limits::Limits { multiprocessors: Some(2), ..Default::default() };
             limits::limited(limits, || {
                 check(sizes, AttentionOptions::default(), &device, way);
             });

@@ -41,6 +41,7 @@ use crate::registry::{Case, Operator, Scale, Work};
 use burn::tensor::{DType, Device};
 use data::Data;
 use kiln_ops::policy::Implementation;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use workload::Workload;
 
@@ -196,20 +197,61 @@ pub fn bench(
             progress(Progress::Note(&line));
             continue;
         }
-        gate::on_family(plan.family, || rows(op, &case, &timed, plan, device, run))?;
+        gate::on_family(plan.family, || rows(op, &case, &timed, verified, plan, device, run))?;
         progress(Progress::Timed(run));
     }
     Ok(())
+}
+
+/// What the gate has verified, and for a case that is timed in ways that its cases do not take.
+struct Verified<'a> {
+    gate: &'a Report,
+    more: Option<Report>,
+}
+
+impl Verified<'_> {
+    /// Has these plans of a timed case verified, if they are not.
+    fn expect(
+        &mut self,
+        plans: &BTreeSet<String>,
+        op: &dyn Operator,
+        case: &Case,
+        plan: &Plan,
+        device: &Device,
+    ) -> Result<(), String> {
+        let no_time = format!("{} {case}: no time", op.spec().name);
+        if plans.is_empty() {
+            return Err(format!("{no_time}, its kernels do not say how they run"));
+        }
+        if self.gate.unverified(plans).is_none() {
+            return Ok(());
+        }
+        let more = self.more.get_or_insert_with(|| {
+            let mut report = gate::verify_as(op, case, plan.dtype, device, plan.gate());
+            report.plans.extend(self.gate.plans.iter().cloned());
+            report
+        });
+        if let Some((check, small, what)) = more.failures.first() {
+            let check = check.title();
+            return Err(format!("{no_time}, its small case is red ({check}; {small}: {what})"));
+        }
+        match more.unverified(plans) {
+            None => Ok(()),
+            Some(plan) => Err(format!("{no_time}, no case has verified how it runs ({plan})")),
+        }
+    }
 }
 
 fn rows(
     op: &dyn Operator,
     case: &Case,
     implementations: &[Implementation],
+    verified: &Report,
     plan: &Plan,
     device: &Device,
     run: &mut Run,
 ) -> Result<(), String> {
+    let mut verified = Verified { gate: verified, more: None };
     let forced = op.tiled() && plan.family.is_some_and(|name| gate::runs(name, plan.dtype, device));
     let open = |folder: &PathBuf| Data::open(folder, op, case, plan.dtype);
     let data = plan.data.as_ref().map(open).transpose()?;
@@ -230,8 +272,15 @@ fn rows(
                 let what = format!("{case}, {pass}, {implementation}: {what}");
                 format!("{}: what is timed is wrong, so no time ({what})", op.spec().name)
             };
-            workload.audit(*implementation).map_err(wrong)?;
-            let results = workload.results(*implementation)?;
+            let (audited, mut plans) = gate::plans(|| workload.audit(*implementation));
+            audited.map_err(wrong)?;
+            // What may take the place of an input does so in no audit.
+            let (results, of_burst) = gate::plans(|| workload.results(*implementation));
+            let results = results?;
+            plans.extend(of_burst);
+            if *implementation == Implementation::Fused {
+                verified.expect(&plans, op, case, plan, device)?;
+            }
             workload.check(*implementation, rounding, &results).map_err(wrong)?;
             // What it took to know is no memory of what is timed.
             device.memory_cleanup();

@@ -188,3 +188,54 @@ fn cases_are_named_by_all_of_them_or_by_their_first_shape() {
     }
     assert!(of("mhc_pre", Scale::Large, "8×4096").is_empty());
 }
+
+/// What runs as no case of the gate does gets no time.
+#[test]
+fn kernels_that_nobody_verified_get_no_time() {
+    let (op, device) = (registry::find("rms_norm").unwrap(), cpu());
+    let plan = Plan {
+        scale: Scale::Small,
+        dtype: DType::F32,
+        rounds: 1,
+        family: None,
+        only: vec![],
+        pass: None,
+        data: None,
+    };
+    let case = &plan.cases(op)[0];
+    let mut gate = gate::verify(op, DType::F32, &device, gate::Options { fuzz: 0, ..plan.gate() });
+    gate.plans.insert("a kernel: 7".into());
+    let mut verified = Verified { gate: &gate, more: None };
+    let mut expect = |of: &str| verified.expect(&[of.to_string()].into(), op, case, &plan, &device);
+    assert_eq!(expect("a kernel: 7"), Ok(()));
+    let error = expect("a kernel: 8").unwrap_err();
+    assert!(error.contains("no case has verified how it runs (a kernel: 8)"), "{error}");
+}
+
+/// The small case of a timed shape runs as that shape does, and is right.
+#[test]
+#[cfg(feature = "cube")]
+fn a_small_case_verifies_how_a_timed_one_runs() {
+    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
+    let device = match device::open(&name) {
+        Ok(opened) if device::is_cube(&opened.device) => opened.device,
+        Ok(_) => return,
+        Err(error) => return eprintln!("SKIPPED: {error}"),
+    };
+    for (name, scale) in [("gram", Scale::Small), ("cross_entropy", Scale::Small)] {
+        let op = registry::find(name).unwrap();
+        let case = op.shapes(scale).pop().unwrap();
+        for (pass, work) in passes(op, &case, DType::F32) {
+            let workload =
+                Workload::new(op, &case, DType::F32, &device, pass, work.bytes, None).unwrap();
+            let (audited, plans) = gate::plans(|| workload.audit(Implementation::Fused));
+            audited.unwrap();
+            let small = gate::verify_as(op, &case, DType::F32, &device, gate::Options::default());
+            assert!(small.green(), "{name} {case}: {:?}", small.failures);
+            let specialised = |plan: &String| plan.split("; ").next().unwrap().to_string();
+            let ran: BTreeSet<String> = small.plans.iter().map(specialised).collect();
+            let expected: BTreeSet<String> = plans.iter().map(specialised).collect();
+            assert!(!plans.is_empty() && expected.is_subset(&ran), "{expected:?} {ran:?}");
+        }
+    }
+}

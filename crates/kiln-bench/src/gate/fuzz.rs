@@ -2,6 +2,7 @@
 
 use crate::operator::sizes_of;
 use crate::registry::{Case, Dims, Operator};
+use burn::tensor::DType;
 use rand::{Rng, RngExt};
 
 /// Sizes where indexing goes wrong: one, primes, powers of two and their neighbours.
@@ -24,9 +25,7 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
             dims.insert(name, sizes);
         }
         op.fit(&mut dims);
-        let sizes = |name: &&str| sizes_of(name, &dims).expect("it was drawn");
-        let shapes: Vec<Vec<usize>> =
-            spec.inputs.iter().map(|input| input.shape.iter().flat_map(sizes).collect()).collect();
+        let shapes = spec.shapes(&dims);
         let small = |shape: &Vec<usize>| shape.iter().product::<usize>() <= LARGEST;
         // The oracle's products are plain loops.
         let product: usize = dims.values().flatten().product();
@@ -36,8 +35,58 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
     }
 }
 
+/// A small case that kernels take the way they take `timed`, if plans reckon with the sizes that are returned with it.
+pub(super) fn small(
+    op: &dyn Operator,
+    timed: &Case,
+    dtype: DType,
+) -> Result<(Case, Vec<[usize; 2]>), String> {
+    let mut dims = op.spec().dims(&timed.shapes)?;
+    let sizes = op.shrink(&mut dims, dtype);
+    let mut case = Case { shapes: op.spec().shapes(&dims), ..timed.clone() };
+    for (small, timed) in case.shapes.iter_mut().zip(&timed.shapes) {
+        // An input that may be left out, and is.
+        if timed.iter().all(|size| *size == 0) {
+            small.clone_from(timed);
+        }
+    }
+    Ok((case, sizes))
+}
+
 /// Size of a case as long as it is no burden to run again and again; 0 beyond.
 pub(super) fn moderate(case: &Case) -> usize {
     let elements: usize = case.shapes.iter().map(|s| s.iter().product::<usize>()).sum();
     if elements <= 2 * LARGEST { elements } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::{self, Scale};
+
+    #[test]
+    fn what_is_timed_has_a_small_case() {
+        for op in registry::all() {
+            for timed in Scale::ALL.into_iter().flat_map(|scale| op.shapes(scale)) {
+                let name = op.spec().name;
+                let (case, sizes) = small(*op, &timed, DType::BF16).unwrap();
+                let dims = op.spec().dims(&case.shapes).unwrap();
+                assert!(op.kernels_take(&case.shapes), "{name} {timed}: {case}");
+                let elements = |case: &Case| -> usize {
+                    case.shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
+                };
+                assert!(elements(&case) <= 1 << 24, "{name} {timed}: {case}");
+                // No size stands for two, none that stays for another.
+                let whole = op.spec().dims(&timed.shapes).unwrap();
+                for [small, large] in &sizes {
+                    let stays = |name: &&str| dims[name] == [*small] && whole[name] == [*small];
+                    assert!(small == large || !dims.keys().any(stays), "{name} {timed}: {sizes:?}");
+                    assert!(
+                        sizes.iter().all(|[s, l]| s != small || l == large),
+                        "{name} {timed}: {sizes:?}"
+                    );
+                }
+            }
+        }
+    }
 }

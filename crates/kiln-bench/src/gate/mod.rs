@@ -183,15 +183,7 @@ pub fn verify_part(
     options: Options,
     part: usize,
 ) -> Report {
-    let mut gate = Gate {
-        op,
-        dtype,
-        device,
-        implementation: candidate(op, device),
-        family: options.family,
-        rng: ChaCha8Rng::seed_from_u64(options.seed),
-        report: empty(op, dtype, device, options.family),
-    };
+    let mut gate = Gate::new(op, dtype, device, options);
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
     // A part's numbers do not depend on what others drew.
@@ -203,8 +195,8 @@ pub fn verify_part(
     let own = cases.iter().enumerate().skip(part * CASES_OF_A_PART).take(CASES_OF_A_PART);
     for (i, case) in own {
         let small = i % 2 == 0;
-        gate.case(case, Layout::Allocated, !small);
-        gate.case(case, Layout::Cut, small);
+        gate.case(case, Layout::Allocated, &Taken { few: !small, ..Taken::default() });
+        gate.case(case, Layout::Cut, &Taken { few: small, ..Taken::default() });
         gate.report.cases += 1;
     }
     if part > 0 {
@@ -216,7 +208,23 @@ pub fn verify_part(
     }
     // Burn copies what is cut at an odd column: one case shows that the operator takes the copy.
     if let Some(case) = op.cases().iter().max_by_key(|case| fuzz::moderate(case)) {
-        gate.case(case, Layout::OddCut, false);
+        gate.case(case, Layout::OddCut, &Taken::default());
+    }
+    gate.report
+}
+
+/// Verifies a small case that kernels take the way they take `timed`, which is too large for an oracle.
+pub(crate) fn verify_as(
+    op: &dyn Operator,
+    timed: &Case,
+    dtype: DType,
+    device: &Device,
+    options: Options,
+) -> Report {
+    let mut gate = Gate::new(op, dtype, device, options);
+    match fuzz::small(op, timed, dtype) {
+        Ok((case, sizes)) => gate.case(&case, Layout::Allocated, &Taken { few: false, sizes }),
+        Err(error) => gate.report.fail(Check::Forward, &timed.to_string(), error),
     }
     gate.report
 }
@@ -268,20 +276,43 @@ pub(crate) fn rounding(
     Rounding { format, path, products }
 }
 
-/// Runs `work`, on a device that is taken for one with two multiprocessors and hardly any memory if `small`; also
-/// the plans of the kernels that ran.
-fn heard<T>(small: bool, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+/// What device and sizes are taken for by those who plan.
+#[derive(Debug, Clone, Default)]
+struct Taken {
+    /// Two multiprocessors and hardly any memory.
+    few: bool,
+    /// Sizes, and those that plans reckon with instead. Chunks are of 128 rows then.
+    sizes: Vec<[usize; 2]>,
+}
+
+impl std::fmt::Display for Taken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.few {
+            f.write_str(", two multiprocessors")?;
+        }
+        self.sizes.iter().try_for_each(|[small, large]| write!(f, ", {small} planned as {large}"))
+    }
+}
+
+/// Runs `work` with that; also the plans of the kernels that ran.
+fn heard<T>(taken: &Taken, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
     #[cfg(feature = "cube")]
     {
-        let few = Limits { multiprocessors: Some(2), chunk_bytes: Some(1) };
-        let limits = if small { few } else { Limits::default() };
+        let Taken { few, sizes } = taken.clone();
+        let chunk_bytes = (few || !sizes.is_empty()).then_some(1);
+        let limits = Limits { multiprocessors: few.then_some(2), chunk_bytes, sizes };
         limits::limited(limits, || listen(work))
     }
     #[cfg(not(feature = "cube"))]
     {
-        let _ = small;
+        let _ = taken;
         (work(), BTreeSet::new())
     }
+}
+
+/// Runs `work`; also the plans of the kernels that ran.
+pub(crate) fn plans<T>(work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+    heard(&Taken::default(), work)
 }
 
 /// Whether a product with a thin side is among them, on kernels of its own.
@@ -305,27 +336,38 @@ struct Gate<'a> {
     report: Report,
 }
 
-impl Gate<'_> {
-    /// Verifies a case; if `small`, on a device that is taken for a small one.
-    fn case(&mut self, case: &Case, layout: Layout, small: bool) {
-        let small = small && device::is_cube(self.device);
-        let (_, plans) = heard(small, || self.case_here(case, layout, small));
+impl<'a> Gate<'a> {
+    fn new(op: &'a dyn Operator, dtype: DType, device: &'a Device, options: Options) -> Self {
+        Self {
+            op,
+            dtype,
+            device,
+            implementation: candidate(op, device),
+            family: options.family,
+            rng: ChaCha8Rng::seed_from_u64(options.seed),
+            report: empty(op, dtype, device, options.family),
+        }
+    }
+
+    /// Verifies a case; where there are kernels, with device and sizes taken for these.
+    fn case(&mut self, case: &Case, layout: Layout, taken: &Taken) {
+        let none = Taken::default();
+        let taken = if device::is_cube(self.device) { taken } else { &none };
+        let what = format!("{case}{layout}{taken}");
+        let (_, plans) = heard(taken, || self.case_here(case, layout, &what));
         let thin = thin(&plans);
         self.report.plans.extend(plans);
         // Whose kernels did not run: the family's own.
         if thin && self.family.is_none() {
             self.family = own_family(self.op, self.dtype, self.device);
-            let (_, plans) = heard(small, || self.case_here(case, layout, small));
+            let (_, plans) = heard(taken, || self.case_here(case, layout, &what));
             self.report.plans.extend(plans);
             self.family = None;
         }
     }
 
-    fn case_here(&mut self, case: &Case, layout: Layout, small: bool) {
-        let mut what = format!("{case}{layout}");
-        if small {
-            what += ", two multiprocessors";
-        }
+    fn case_here(&mut self, case: &Case, layout: Layout, what: &str) {
+        let mut what = what.to_string();
         if let Some(family) = self.family {
             what = what + ", " + family;
         }

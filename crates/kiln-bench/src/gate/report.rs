@@ -108,6 +108,13 @@ pub struct Report {
     pub failures: Vec<(Check, String, String)>,
 }
 
+/// A plan's kernel, what it is specialised on, and the ways it takes.
+fn parts(plan: &str) -> (&str, &str, Vec<&str>) {
+    let (specialised, ways) = plan.split_once("; ").unwrap_or((plan, ""));
+    let (kernel, of) = specialised.split_once(": ").unwrap_or((specialised, ""));
+    (kernel, of, ways.split(", ").filter(|way| !way.is_empty()).collect())
+}
+
 /// Failures of one kind that are kept; the others are counted.
 const KEPT: usize = 4;
 /// The case of a failure that kept others from being run.
@@ -146,6 +153,19 @@ impl Report {
             checks: checks.into(),
             failures: vec![],
         }
+    }
+
+    /// The first of these plans that no case has verified: none was of a kernel that is specialised alike, or one of
+    /// its ways was taken in none of its kind.
+    pub fn unverified<'a>(&self, plans: &'a BTreeSet<String>) -> Option<&'a String> {
+        let verified: Vec<_> = self.plans.iter().map(|plan| parts(plan)).collect();
+        plans.iter().find(|plan| {
+            let (kernel, of, ways) = parts(plan);
+            let alike = verified.iter().any(|(k, o, _)| (*k, *o) == (kernel, of));
+            let taken =
+                |way: &str| verified.iter().any(|(k, _, w)| *k == kernel && w.contains(&way));
+            !(alike && ways.into_iter().all(taken))
+        })
     }
 
     /// Takes in what was found for other cases of the same row.
@@ -256,6 +276,33 @@ mod tests {
         assert_eq!((guards.worst, &guards.at), (None, &None));
         assert_eq!((report.failed(Check::Repeat), report.failures.len()), (6, KEPT));
         assert!(!report.green());
+    }
+
+    #[test]
+    fn plans_that_no_case_took_are_found() {
+        let mut report =
+            Report::new("op", DType::F32, "cpu".into(), Implementation::Fused, None, true);
+        let plans = |plans: &[&str]| -> BTreeSet<String> {
+            plans.iter().map(|plan| plan.to_string()).collect()
+        };
+        report.plans =
+            plans(&["sum: (4, 2); in parts", "sum: (8, 2); in turns, a batch", "add: (4, 2)"]);
+        for same in [
+            "sum: (4, 2); in parts",
+            "sum: (4, 2)",
+            "sum: (4, 2); in parts, in turns",
+            "add: (4, 2)",
+        ] {
+            assert_eq!(report.unverified(&plans(&[same])), None, "{same}");
+        }
+        // Specialised otherwise, a way that only another kernel takes, one that none takes, no kernel of these.
+        for other in ["sum: (4, 4)", "add: (4, 2); in parts", "sum: (4, 2); ragged", "mean: (4, 2)"]
+        {
+            assert_eq!(
+                report.unverified(&plans(&["add: (4, 2)", other])),
+                Some(&other.to_string())
+            );
+        }
     }
 
     #[test]

@@ -105,6 +105,10 @@ impl Operator for Row {
         spot::of_weight(spot, 2, row, dy.lines(), spot.call.attributes.number("eps"))
     }
 
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        super::shrink_rows(dims)
+    }
+
     fn cases(&self) -> Vec<Case> {
         let case = |[m, d]: &[usize; 2]| eps_for(Case::new([&[*m, *d], &[*m, *d], &[*d]]), *d);
         GATE.iter().map(case).collect()

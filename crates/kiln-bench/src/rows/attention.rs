@@ -210,6 +210,17 @@ impl Operator for Row {
         if (number / 4).is_multiple_of(4) { case.with("softcap", 2.5) } else { case }
     }
 
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        let batches = replace(dims, "B", 2);
+        if dims["T"][0] > 8 {
+            let group = dims["H"][0] / dims["Hkv"][0];
+            replace(dims, "Hkv", 2);
+            replace(dims, "H", 2 * group);
+        }
+        let sizes = shrink(dims, |name, size| ["T", "S"].contains(&name) && size > 8);
+        sizes.into_iter().chain([batches]).collect()
+    }
+
     fn cases(&self) -> Vec<Case> {
         let packed = |[b, h, kv, t, s, d]: [usize; 6], documents: usize| {
             Case::new([&[b, h, t, d], &[b, kv, s, d], &[b, kv, s, d], &[documents]])

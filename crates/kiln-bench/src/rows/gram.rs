@@ -96,6 +96,10 @@ impl Operator for Row {
         Product { result: 0, terms, out, alpha, lower: false }.check(spot)
     }
 
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        super::shrink_batch(dims)
+    }
+
     fn cases(&self) -> Vec<Case> {
         [
             [1, 1, 1].as_slice(),

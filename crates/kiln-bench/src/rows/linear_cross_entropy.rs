@@ -55,6 +55,11 @@ impl Operator for Row {
         true
     }
 
+    // Without gradients its chunks are products alone.
+    fn untracked(&self) -> bool {
+        true
+    }
+
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let options = options(call.attributes);
         Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?])
@@ -97,6 +102,14 @@ impl Operator for Row {
         spot::linear_cross_entropy(self, spot, options(spot.call.attributes))
     }
 
+    /// Three chunks: the first, one that is added, and a short one.
+    fn shrink(&self, dims: &mut Dims, dtype: DType) -> Vec<[usize; 2]> {
+        let [rows, classes] = ["M", "V"].map(|name| dims[name][0]);
+        let mut pairs = shrink(dims, |_, _| true);
+        pairs.push([128, kiln_ops::linear_cross_entropy::chunk_rows(rows, classes, dtype)]);
+        pairs
+    }
+
     fn cases(&self) -> Vec<Case> {
         let case = |m: usize, d: usize, v: usize| Case::new([&[m, d], &[d, v], &[m]]);
         vec![
@@ -104,6 +117,8 @@ impl Operator for Row {
             case(13, 7, 5),
             case(33, 48, 257),
             case(1100, 8, 31),
+            // A cube takes classes in groups.
+            case(3, 4, 8456),
             case(150, 16, 40).with("label_smoothing", 0.1).with("ignore_index", 3),
             case(9, 24, 130).with("z_loss", 0.01),
             case(300, 8, 33).with("label_smoothing", 0.3).with("z_loss", 0.002),

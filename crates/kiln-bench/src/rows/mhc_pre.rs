@@ -197,6 +197,10 @@ impl Operator for Row {
         case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
     }
 
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        super::mhc_post::shrink_tokens(dims)
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             case([1, 1, 1, 1], true),
@@ -218,6 +222,8 @@ impl Operator for Row {
             // More columns than the units of a cube hold.
             case([1, 2, 1, 4099], false),
             case([1, 3, 8, 64], true).with("sinkhorn", 5),
+            // More parts of the gradients of alpha and bias than are added side by side.
+            case([1, 1090, 1, 8], false).with("sinkhorn", 0),
             case([1, 2, 5, 200], false).with("sinkhorn", MAX_SINKHORN),
         ]
     }

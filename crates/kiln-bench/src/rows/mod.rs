@@ -16,7 +16,7 @@ mod swiglu;
 mod swiglu_mlp;
 mod tril_matmul;
 
-use crate::operator::{Case, Operator};
+use crate::operator::{Case, Dims, Operator, SHRUNK, replace, shrink};
 
 /// The registry's rows.
 pub(crate) const ALL: &[&dyn Operator] = &[
@@ -43,4 +43,20 @@ pub(crate) const ALL: &[&dyn Operator] = &[
 /// Elements of an input of a case, as a number to count bytes and operations with.
 fn elements(case: &Case, input: usize) -> f64 {
     case.shapes[input].iter().product::<usize>() as f64
+}
+
+/// Leaves a part of the rows, of long ones fewer.
+fn shrink_rows(dims: &mut Dims) -> Vec<[usize; 2]> {
+    let width = dims.iter().filter(|(name, _)| **name != "...").map(|(_, sizes)| sizes[0]);
+    let rows = (1 << 20) / width.product::<usize>().max(1);
+    vec![replace(dims, "...", rows.clamp(40, 264))]
+}
+
+/// Makes matrices small, and leaves three of a stack.
+fn shrink_batch(dims: &mut Dims) -> Vec<[usize; 2]> {
+    let mut pairs = shrink(dims, |name, size| name != "..." && size > SHRUNK);
+    if dims["..."].iter().product::<usize>() > 3 {
+        pairs.push(replace(dims, "...", 3));
+    }
+    pairs
 }

@@ -97,6 +97,10 @@ impl Operator for Row {
         spot::of_weight(spot, 1, row, dy.lines(), spot.call.attributes.number("eps"))
     }
 
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        super::shrink_rows(dims)
+    }
+
     fn cases(&self) -> Vec<Case> {
         GATE.iter().map(|[m, d]| eps_for(Case::new([&[*m, *d], &[*d]]), *d)).collect()
     }

@@ -57,6 +57,11 @@ impl Operator for Row {
         true
     }
 
+    // What the backward needs is not kept then.
+    fn untracked(&self) -> bool {
+        true
+    }
+
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let y = swiglu_mlp(call.rows(0), call.rows(1), call.rows(2), call.rows(3))?;
         Ok(vec![y.flatten(0, 1)])

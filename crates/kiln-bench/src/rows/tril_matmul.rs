@@ -99,6 +99,10 @@ impl Operator for Row {
         check(1, [a.transposed(), dy])
     }
 
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        super::shrink_batch(dims)
+    }
+
     fn cases(&self) -> Vec<Case> {
         // One element, ragged, whole tiles, several tiles with a ragged last one, stacks.
         let shapes: [&[usize]; 7] = [

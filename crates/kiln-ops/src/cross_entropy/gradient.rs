@@ -186,7 +186,8 @@ pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
     let plan = Plan::new(&client, &logits, size, &options);
     let [elements, delements] = [&logits, &out].map(|of| plan.elements(&of.tensor));
     let address = launch::address_type(&[&logits.tensor, &dlogits]);
-    launch::plans::note("cross_entropy backward", &(&plan, size, address), &[]);
+    let groups = [("whole groups", vectors >= plan.span())];
+    launch::plans::note("cross_entropy backward", &(&plan, size, address), &groups);
     let strides = StridesLaunch::new(logits.stride / size, out.stride / size);
     // SAFETY: as forward.
     unsafe {

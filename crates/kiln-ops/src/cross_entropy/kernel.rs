@@ -50,7 +50,7 @@ impl Plan {
         size: usize,
         options: &CrossEntropyOptions,
     ) -> Self {
-        let vectors = logits.width / size;
+        let vectors = launch::limits::reckoned(logits.width) / size;
         let chunks = (BYTES / (size * logits.tensor.dtype.size())).min(LOADS);
         let share = chunks.max(vectors.div_ceil(UNITS));
         Self {
@@ -66,6 +66,11 @@ impl Plan {
     pub(super) fn elements(&self, tensor: &CubeTensor) -> CubeTensor {
         // wgpu refuses memory that is two arguments.
         if self.ptx { tensor.clone() } else { launch::unused(tensor, tensor.dtype) }
+    }
+
+    /// Vectors of a row that its units have under way.
+    pub(super) fn span(&self) -> usize {
+        self.row.units as usize * self.chunks
     }
 
     pub(super) fn cubes(&self, rows: usize) -> usize {
@@ -343,14 +348,13 @@ pub(crate) fn forward(request: Forward<CubeBackend>) -> (CubeTensor, CubeTensor,
     let vectors = logits.width / size;
     let plan = Plan::new(&client, &logits, size, &options);
     let elements = plan.elements(&logits.tensor);
-    let sums = RowPlan::new(&client, rows, 1, 0, |_| 1).row;
+    let sums = RowPlan::new(&client, launch::limits::reckoned(rows), 1, 0, |_| 1).row;
     let address = launch::address_type(&[&logits.tensor]);
-    launch::plans::note("cross_entropy forward", &(&plan, size, address), &[]);
-    launch::plans::note(
-        "cross_entropy mean",
-        &sums,
-        &[("several rounds", rows > sums.units as usize)],
-    );
+    let groups = [("whole groups", vectors >= plan.span())];
+    launch::plans::note("cross_entropy forward", &(&plan, size, address), &groups);
+    let several = ("several rounds", rows > sums.units as usize);
+    let groups = ("whole groups", rows >= sums.units as usize * LOSSES);
+    launch::plans::note("cross_entropy mean", &sums, &[several, groups]);
     // SAFETY: every index is below rows · stride of the logits or below rows; a target is checked
     // against the classes before it becomes an index.
     unsafe {

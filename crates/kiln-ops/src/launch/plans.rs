@@ -45,8 +45,9 @@ pub fn listen<T>(work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
 pub(crate) fn note(kernel: &str, plan: &dyn std::fmt::Debug, ways: &[(&str, bool)]) {
     if let Some(heard) = heard().as_mut() {
         let taken = ways.iter().filter(|(_, taken)| *taken);
-        let ways: String = taken.map(|(way, _)| format!(", {way}")).collect();
-        heard.insert(format!("{kernel}: {plan:?}{ways}"));
+        let ways = taken.map(|(way, _)| *way).collect::<Vec<_>>().join(", ");
+        let before = if ways.is_empty() { "" } else { "; " };
+        heard.insert(format!("{kernel}: {plan:?}{before}{ways}"));
     }
 }
 
@@ -65,7 +66,7 @@ mod tests {
         note("after", &1, &[]);
         // Other tests launch kernels meanwhile.
         let own: Vec<&String> = plans.iter().filter(|plan| plan.starts_with("kernel")).collect();
-        assert_eq!((result, own), (7, vec![&"kernel: [4, 2], in parts".to_string()]));
+        assert_eq!((result, own), (7, vec![&"kernel: [4, 2]; in parts".to_string()]));
         assert!(!plans.contains("before: 1") && !plans.contains("after: 1"));
     }
 }

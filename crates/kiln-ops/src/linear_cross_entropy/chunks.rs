@@ -4,6 +4,7 @@
 //! the next chunk is begun: 3 products for each chunk, and no logits are made again in the backward,
 //! which only scales.
 
+use super::CHUNK_BYTES;
 use crate::cross_entropy::{CrossEntropyOptions, gradient, kernel};
 use crate::launch;
 use crate::tile::{Family, Product, view};
@@ -13,9 +14,6 @@ use burn::backend::{Backend, ExtensionType};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-
-/// Memory for the logits of a chunk.
-const CHUNK_BYTES: usize = 200 << 20;
 
 /// What the loss is taken of.
 #[derive(Debug, ExtensionType)]
@@ -37,13 +35,6 @@ pub struct Forward<B: Backend> {
     pub family: Option<Family>,
 }
 
-/// Rows of a chunk: their logits fill the memory, and whole tiles.
-fn chunk_rows(rows: usize, classes: usize, dtype: DType) -> usize {
-    let bytes = launch::limits::now().chunk_bytes.unwrap_or(CHUNK_BYTES);
-    let fitting = bytes / (classes * dtype.size()) / 128 * 128;
-    fitting.clamp(128, rows.next_multiple_of(128))
-}
-
 /// The loss, and dx and dW for a cotangent of 1, those that are wanted.
 pub(super) fn run(
     request: Forward<CubeBackend>,
@@ -53,7 +44,8 @@ pub(super) fn run(
     let x = burn_cubecl::kernel::into_contiguous(x);
     let (rows, dtype) = (x.meta.shape()[0], x.dtype);
     let classes = weight.meta.shape()[1];
-    let step = chunk_rows(rows, classes, dtype);
+    let bytes = launch::limits::now().chunk_bytes.unwrap_or(CHUNK_BYTES);
+    let step = super::rows_of(bytes, rows, classes, dtype);
     let ways =
         [("several chunks", step < rows), ("a chunk of fewer rows", !rows.is_multiple_of(step))];
     launch::plans::note("linear_cross_entropy", &[of_x, of_weight], &ways);

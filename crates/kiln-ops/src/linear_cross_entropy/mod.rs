@@ -19,9 +19,22 @@ use crate::OpError;
 use crate::check::Check;
 use crate::cross_entropy::{CrossEntropyOptions, check_options, check_targets};
 use crate::policy::{self, Choice};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 const OP: &str = "linear_cross_entropy";
+/// Memory for the logits of a chunk.
+const CHUNK_BYTES: usize = 200 << 20;
+
+/// Rows of a chunk of the kernels' path: their logits fill the memory, and whole tiles.
+pub fn chunk_rows(rows: usize, classes: usize, dtype: DType) -> usize {
+    rows_of(CHUNK_BYTES, rows, classes, dtype)
+}
+
+/// That for so much memory.
+fn rows_of(bytes: usize, rows: usize, classes: usize, dtype: DType) -> usize {
+    let fitting = bytes / (classes * dtype.size()) / 128 * 128;
+    fitting.clamp(128, rows.next_multiple_of(128))
+}
 
 /// Mean of logsumexp(x·weight) − (x·weight)\[target\].
 ///

@@ -295,12 +295,30 @@ pub unsafe fn around<S: Around>(
     request: AroundRequest,
     buffers: &dyn Fn() -> <S::Buffers as LaunchArg>::RuntimeArg,
 ) {
+    let planned = launch::limits::reckoned(request.length);
+    // SAFETY: the caller's.
+    unsafe { around_as::<S>(like, address, request, request.op, planned, buffers) };
+}
+
+/// [`around`] by this name, planned for so many elements.
+///
+/// # Safety
+///
+/// As there.
+unsafe fn around_as<S: Around>(
+    like: &CubeTensor,
+    address: AddressType,
+    request: AroundRequest,
+    name: &str,
+    planned: usize,
+    buffers: &dyn Fn() -> <S::Buffers as LaunchArg>::RuntimeArg,
+) {
     let AroundRequest { op, sequences, length } = request;
     if sequences * length == 0 {
         return;
     }
     let client = &like.client;
-    let plan = plan::<S>(client, length);
+    let plan = plan::<S>(client, planned);
     let blocks = length.div_ceil(plan.tile());
     let parts = sequences * blocks;
     let registers = <S::Combine as Combine>::REGISTERS;
@@ -311,7 +329,7 @@ pub unsafe fn around<S: Around>(
     let cubes = |parts: usize| launch::grid(client, parts.div_ceil(plan.row.rows as usize));
     let dim = plan.row.cube_dim();
     let nothing = || launch::unused(like, DType::F32).into_buffer_arg();
-    launch::plans::note(op, &(&plan, address), &[("several blocks", blocks > 1)]);
+    launch::plans::note(name, &(&plan, address), &[("several blocks", blocks > 1)]);
     if blocks == 1 {
         // SAFETY: the caller's.
         return unsafe {
@@ -346,7 +364,9 @@ pub unsafe fn around<S: Around>(
             plan,
         );
         let between = AroundRequest { op, sequences, length: blocks };
-        around::<Totals<S::Combine>>(like, address, between, &|| {
+        let planned = planned.div_ceil(plan.tile());
+        let name = format!("{name} between blocks");
+        around_as::<Totals<S::Combine>>(like, address, between, &name, planned, &|| {
             TotalsBuffersLaunch::new(
                 totals.clone().into_buffer_arg(),
                 before.clone().into_buffer_arg(),
@@ -372,7 +392,7 @@ pub unsafe fn around<S: Around>(
 
 /// Lanes of a plane whose units follow each other in one sequence, as [`Span::lanes`] has it.
 pub(crate) fn lanes<S: Around>(client: &Client, length: usize) -> u32 {
-    plan::<S>(client, length).lanes()
+    plan::<S>(client, launch::limits::reckoned(length)).lanes()
 }
 
 fn plan<S: Around>(client: &Client, length: usize) -> Plan {

@@ -76,7 +76,8 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: 
     let add_dtype = problem.add.as_ref().map_or(DType::F32, |(add, _)| add.tensor.dtype);
     let units = UNITS.min(client.properties().hardware.max_units_per_cube as usize);
     let (linear, address) = (Linear::of(problem, false), launch::address_type(&[parts, out]));
-    launch::plans::note("sum of parts", &(linear, size, address), &[]);
+    let dtypes = [add_dtype, out.dtype].map(dtype_to_elem_type);
+    launch::plans::note("sum of parts", &(linear, size, address, dtypes), &[]);
     // SAFETY: positions are checked against the number of elements.
     unsafe {
         add_up_kernel::launch_unchecked(
@@ -103,7 +104,7 @@ pub(super) fn add_up(parts: &CubeTensor, splits: usize, problem: &Problem, out: 
             out_pitch / size,
             FinishLaunch::of(problem),
             linear,
-            [add_dtype, out.dtype].map(dtype_to_elem_type),
+            dtypes,
         );
     }
 }

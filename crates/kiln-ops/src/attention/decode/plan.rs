@@ -2,7 +2,7 @@
 
 use super::super::problem::Sizes;
 use super::job::{DivisionLaunch, Found};
-use crate::launch;
+use crate::launch::{self, limits::reckoned};
 use cubecl::prelude::*;
 
 /// Queries of a cube at most where units shuffle: with 8 elements of each in a unit 64 registers hold them and
@@ -65,7 +65,7 @@ impl Work {
         parts: impl FnOnce(usize) -> Option<usize>,
     ) -> Self {
         let sets = sizes.together().div_ceil(rows);
-        let parts = parts(sets * sizes.kv_heads * sizes.batches);
+        let parts = parts(sets * sizes.kv_heads * reckoned(sizes.batches));
         let most = keys.div_ceil(LEAST_ROUNDS * round);
         let length = keys.div_ceil(parts.unwrap_or(1).min(most)).next_multiple_of(round);
         Self { sets, parts: keys.div_ceil(length), length, direct: parts.is_none() }

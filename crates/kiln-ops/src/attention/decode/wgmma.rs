@@ -21,7 +21,8 @@ impl Plan {
         let slots = launch::multiprocessors(&problem.q.tensor.client);
         let round = plan.tile.keys;
         // Each part leaves its sums, if it is the only one too.
-        let parts = |tiles| Some(fastest_parts(tiles, slots, keys, round));
+        let planned = launch::limits::reckoned(keys);
+        let parts = |tiles| Some(fastest_parts(tiles, slots, planned, round));
         let work = Work::new(sizes, keys, sizes.together(), round, parts);
         Some((Self(plan), work))
     }

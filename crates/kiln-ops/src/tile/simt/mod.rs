@@ -6,7 +6,7 @@ use super::finish::{FinishLaunch, Linear};
 use super::problem::Problem;
 use super::split_k;
 use super::view::OperandLaunch;
-use crate::launch;
+use crate::launch::{self, limits::reckoned};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -32,7 +32,11 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
     // Triangles have long and short sums, which parts of K would not even out.
     let wanted = match p.triangles.masked() {
         true => 1,
-        false => split_k::number(client, tiles * p.batches, p.k.div_ceil(tile.k)),
+        false => {
+            let [m, n, k, batches] = [p.m, p.n, p.k, p.batches].map(reckoned);
+            let tiles = m.div_ceil(tile.m) * n.div_ceil(tile.n) * batches;
+            split_k::number(client, tiles, k.div_ceil(tile.k))
+        }
     };
     let part = p.k.div_ceil(wanted).next_multiple_of(tile.k);
     let splits = p.k.div_ceil(part);
@@ -54,7 +58,7 @@ fn run_tiles(problem: &Problem, out: &CubeTensor, tile: SimtTile) {
     let ways = [("parts of K", split), ("a batch", p.batches > 1)];
     launch::plans::note(
         "product on plain units",
-        &(&product, a_size, b_size, out_size, address),
+        &(&product, a_size, b_size, out_size, address, dtypes),
         &ways,
     );
     // SAFETY: positions are checked against M, N and K before every read and write; aliases that
@@ -91,8 +95,8 @@ fn tile(client: &Client, problem: &Problem) -> SimtTile {
     if launch::plane_size(client) == 1 {
         return SimtTile::PORTABLE;
     }
-    let tiles =
-        |tile: SimtTile| problem.m.div_ceil(tile.m) * problem.n.div_ceil(tile.n) * problem.batches;
+    let [m, n, batches] = [problem.m, problem.n, problem.batches].map(reckoned);
+    let tiles = |tile: SimtTile| m.div_ceil(tile.m) * n.div_ceil(tile.n) * batches;
     if tiles(SimtTile::LARGE) >= launch::multiprocessors(client) {
         SimtTile::LARGE
     } else {

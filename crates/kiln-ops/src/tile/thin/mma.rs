@@ -90,12 +90,16 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     let (o, client) = (t.o, &out.client);
     let eights = super::plan::eights(t.cols);
     let [large_along_k, thin_along_k] = t.along_k();
-    let Plan { rows, stages, depth, splits } = plan(
-        [t.rows, t.cols, o.k, o.batches],
+    let Plan { rows, stages, splits, .. } = plan(
+        [t.rows, t.cols, o.k, o.batches].map(launch::limits::reckoned),
         thin_bytes(eights, thin_along_k),
         launch::multiprocessors(client),
         client.properties().hardware.max_shared_memory_size,
     );
+    // Planned for other sizes, as many parts as there are blocks for.
+    let blocks = o.k.div_ceil(64);
+    let depth = blocks.div_ceil(splits);
+    let splits = blocks.div_ceil(depth);
     let split = splits > 1;
     let target = match split {
         true => split_k::workspace(out, o.op, splits * o.batches * o.m, o.n, o.n),
@@ -122,7 +126,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
         ("a batch", o.batches > 1),
         ("more blocks than stages", depth > stages),
     ];
-    launch::plans::note(launch::plans::THIN, &(&product, address), &ways);
+    launch::plans::note(launch::plans::THIN, &(&product, address, dtypes), &ways);
     // SAFETY: copies beyond the operands have no bytes, C and the result are only touched inside their
     // rows and columns.
     unsafe {

@@ -129,7 +129,8 @@ fn wide(oriented: &Oriented<'_>, client: &Client) -> bool {
     let Oriented { o, large, rows, cols, .. } = oriented;
     let long = *rows >= RATIO * cols && o.k >= RATIO * cols;
     // Pairs of cubes share a tile, and need most of the device.
-    let cubes = 2 * rows.div_ceil(128) * o.batches;
+    let [all, batches] = [*rows, o.batches].map(launch::limits::reckoned);
+    let cubes = 2 * all.div_ceil(128) * batches;
     let busy = 4 * cubes >= 3 * launch::multiprocessors(client);
     let whole = !o.triangles.masked() && !o.symmetric;
     let half = large.tensor.dtype != DType::F32;

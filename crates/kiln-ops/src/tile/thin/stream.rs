@@ -67,7 +67,9 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     };
     let tiles = t.rows.div_ceil(product.rows(size));
     // Two cubes of a multiprocessor, of whole blocks.
-    let wanted = split_k::number(client, tiles * o.batches, o.k.div_ceil(DEPTH / 8));
+    let [all, k, batches] = [t.rows, o.k, o.batches].map(launch::limits::reckoned);
+    let jobs = all.div_ceil(product.rows(size)) * batches;
+    let wanted = split_k::number(client, jobs, k.div_ceil(DEPTH / 8));
     let part = o.k.div_ceil(wanted).next_multiple_of(DEPTH);
     let splits = o.k.div_ceil(part);
     let split = splits > 1;
@@ -85,7 +87,7 @@ pub(super) fn run(t: &Oriented<'_>, out: &CubeTensor) {
     };
     let address = launch::address_type(&[&t.large.tensor, &t.thin.tensor, &target]);
     let ways = [("parts of K", split), ("a batch", t.o.batches > 1)];
-    launch::plans::note(launch::plans::THIN, &(&product, size, address), &ways);
+    launch::plans::note(launch::plans::THIN, &(&product, size, address, dtypes), &ways);
     // SAFETY: positions are checked against R, C and K before every read and write; without C the
     // alias that stands in for it is not touched.
     unsafe {

@@ -90,7 +90,7 @@ impl Plan {
         }
         let (rows, round) = (plan.rows(), WARPS * plan.block());
         let slots = RESIDENT * launch::multiprocessors(client);
-        let parts = |cubes| parts(cubes, slots, keys, round);
+        let parts = |cubes| parts(cubes, slots, launch::limits::reckoned(keys), round);
         let work = Work::new(sizes, keys, rows, round, parts);
         plan.direct = work.direct;
         Some((plan, work))

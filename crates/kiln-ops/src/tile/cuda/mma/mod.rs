@@ -46,15 +46,17 @@ struct Plan {
 impl Plan {
     fn new(problem: &Problem, client: &Client) -> Self {
         let p = problem;
-        let number = |n: usize| p.m.div_ceil(ROWS) * p.n.div_ceil(n) * p.batches;
+        let [m, columns, k, batches] = [p.m, p.n, p.k, p.batches].map(launch::limits::reckoned);
+        let number = |n: usize| m.div_ceil(ROWS) * columns.div_ceil(n) * batches;
         // Triangles have long and short sums, which parts of K would not even out; a symmetric result is
         // finished by those that multiply.
         let whole = p.triangles.masked() || p.symmetric;
         // Wide tiles read less; where they leave multiprocessors idle, or for triangles, square ones.
         let wide = !p.triangles.masked() && number(256) >= launch::multiprocessors(client);
         let (n, stages) = ring(wide, client.properties().hardware.max_shared_memory_size);
+        let parts = || split_k::number(client, 2 * number(n), k.div_ceil(DEPTH));
+        let wanted = if whole { 1 } else { parts() };
         let blocks = p.k.div_ceil(DEPTH);
-        let wanted = if whole { 1 } else { split_k::number(client, 2 * number(n), blocks) };
         let depth = blocks.div_ceil(wanted);
         Self { n, stages, depth, splits: blocks.div_ceil(depth) }
     }
@@ -104,7 +106,7 @@ pub(super) fn run(problem: &Problem, out: &CubeTensor, tma: bool) {
         ("more blocks than stages", depth > stages),
     ];
     let kernel = if tma { "product on mma.sync, by TMA" } else { "product on mma.sync" };
-    launch::plans::note(kernel, &(&product, neighbours, address), &ways);
+    launch::plans::note(kernel, &(&product, neighbours, address, dtypes), &ways);
     if tma {
         // SAFETY: TMA keeps to the shapes of its maps, C and the result are only touched inside M
         // and N.

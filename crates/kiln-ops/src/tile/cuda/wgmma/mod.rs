@@ -63,7 +63,7 @@ pub(super) fn run<Ep: Epilogue>(
         symmetric: p.symmetric,
     };
     if !scheduler.ordered() {
-        scheduler.group = group(tiles_n);
+        scheduler.group = group(launch::limits::reckoned(p.n).div_ceil(columns));
     }
     let (a, b, float) = (p.a.order, p.b.order, Float16::of(p.a.tensor.dtype));
     let store = store(p, split, in_place, target.dtype);
@@ -101,7 +101,7 @@ pub(super) fn run<Ep: Epilogue>(
         ("several tiles a cube", total > cubes),
         ("more blocks than stages", depth > tile.stages),
     ];
-    launch::plans::note("product on wgmma", &(&product, address), &ways);
+    launch::plans::note("product on wgmma", &(&product, address, dtypes), &ways);
     // SAFETY: TMA keeps to the shapes of its maps, C is read inside M and N only.
     unsafe {
         kernel(

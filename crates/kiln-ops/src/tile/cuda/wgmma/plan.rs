@@ -1,6 +1,7 @@
 //! Which tile a product gets, and in how many parts of K.
 
 use super::product::WgmmaTile;
+use crate::launch::limits::reckoned;
 use crate::tile::cuda::schedule::{DEPTH, ROWS, order};
 use crate::tile::cuda::second::Dual;
 use crate::tile::problem::Problem;
@@ -44,36 +45,37 @@ impl Plan {
 /// constants are from the 30 products of docs/matmul.md on an H200, where it is right to 5 % from 30 µs on.
 pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Plan {
     let p = problem;
-    let single = p.k.div_ceil(DEPTH);
-    let blocks = if dual == Dual::Sum { 2 * single } else { single };
+    let [m, n, k, batches] = [p.m, p.n, p.k, p.batches].map(reckoned);
+    let blocks_of = |k: usize| k.div_ceil(DEPTH) * if dual == Dual::Sum { 2 } else { 1 };
+    let (blocks, own_blocks) = (blocks_of(k), blocks_of(p.k));
     if p.triangles.masked() {
         // Square tiles: wider ones would compute more above the diagonal than they gain. Two cubes on
         // a multiprocessor hide the stores of these short sums (16·1024² in bf16 on an H200: 32.3 µs
         // with one, 29.8 with two), but where A is upper the kernel takes 157 registers, and one fits.
         let tile = WgmmaTile::two(ROWS);
-        return Plan::new(tile, 1, blocks);
+        return Plan::new(tile, 1, own_blocks);
     }
-    let mut best: Option<(f64, Plan)> = None;
-    let mut offer = |cost: f64, plan: Plan| {
-        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-            best = Some((cost, plan));
+    let mut best: Option<(f64, WgmmaTile, usize)> = None;
+    let mut offer = |cost: f64, tile: WgmmaTile, parts: usize| {
+        if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
+            best = Some((cost, tile, parts));
         }
     };
     // Of joined products a tile holds the same columns of both products, in whole chunks, and all of K.
-    for (n, stage) in TILES.into_iter().filter(|(n, _)| !dual.joins() || n.is_multiple_of(128)) {
-        let columns = dual.columns(n);
-        let all = p.n <= columns;
-        let too_wide = p.n + 64 <= columns;
-        let too_narrow = n < ROWS && !all;
+    for (wide, stage) in TILES.into_iter().filter(|(n, _)| !dual.joins() || n.is_multiple_of(128)) {
+        let columns = dual.columns(wide);
+        let all = n <= columns;
+        let too_wide = n + 64 <= columns;
+        let too_narrow = wide < ROWS && !all;
         if too_wide || too_narrow {
             continue;
         }
         let stage = if all { f64::max(stage, READ) } else { stage };
         let places = match p.symmetric {
-            true => order::symmetric_tiles(p.m, columns),
-            false => p.m.div_ceil(ROWS) * p.n.div_ceil(columns),
+            true => order::symmetric_tiles(m, columns),
+            false => m.div_ceil(ROWS) * n.div_ceil(columns),
         };
-        let tiles = places * p.batches;
+        let tiles = places * batches;
         let waves = |parts: usize| (tiles * parts).div_ceil(multiprocessors);
         let time = |parts: usize| {
             let waves = waves(parts);
@@ -81,18 +83,19 @@ pub(super) fn plan(problem: &Problem, dual: Dual, multiprocessors: usize) -> Pla
             let clock = if waves == 1 { ALONE + (1.0 - ALONE) * busy } else { 1.0 };
             waves as f64 * (blocks.div_ceil(parts) as f64 + TILE) * stage * STAGE * clock
         };
-        offer(time(1), Plan::new(WgmmaTile::new(n), 1, blocks));
+        offer(time(1), WgmmaTile::new(wide), 1);
         if dual.joins() || blocks < 8 {
             continue;
         }
-        let plan = Plan::new(WgmmaTile::clustered(n), 1, blocks);
-        offer(time(2) * CLUSTERED + waves(2) as f64 * EXCHANGE, plan);
+        let exchange = waves(2) as f64 * EXCHANGE;
+        offer(time(2) * CLUSTERED + exchange, WgmmaTile::clustered(wide), 1);
         // A symmetric result is finished by those that multiply.
         for splits in 2..=if p.symmetric || p.transposed { 1 } else { 16.min(blocks / 4) } {
-            let bytes = (8 * splits + 2) * p.m * p.n * p.batches;
+            let bytes = (8 * splits + 2) * m * n * batches;
             let sum = LAUNCH + bytes as f64 / BYTES;
-            offer(time(splits) + sum, Plan::new(WgmmaTile::new(n), splits, blocks));
+            offer(time(splits) + sum, WgmmaTile::new(wide), splits);
         }
     }
-    best.expect("there are tiles to choose from").1
+    let (_, tile, parts) = best.expect("there are tiles to choose from");
+    Plan::new(tile, parts, own_blocks)
 }
