@@ -172,10 +172,12 @@ const CUBES_OF_A_MULTIPROCESSOR: usize = 8;
 const LEAST_ROUNDS: usize = 2;
 
 /// Waves of cubes of which it does not matter how full the last is.
+#[cfg(any(feature = "cuda", test))]
 const MANY_WAVES: usize = 4;
 
 /// [`fastest_parts`]; none, whatever the number of keys, where the cubes fill most of the device as they are, or fill it
 /// so many times that the last ones do not matter: then nothing is left to be added up.
+#[cfg(any(feature = "cuda", test))]
 pub(super) fn parts(cubes: usize, slots: usize, keys: usize, round: usize) -> Option<usize> {
     let few = (slots / 2 + 1..=slots).contains(&cubes);
     (!few && cubes < MANY_WAVES * slots).then(|| fastest_parts(cubes, slots, keys, round))
@@ -183,6 +185,7 @@ pub(super) fn parts(cubes: usize, slots: usize, keys: usize, round: usize) -> Op
 
 /// Into how many parts the keys of so many cubes are divided, of which there are `slots` at a time: those with which
 /// the last cube is done first.
+#[cfg(any(feature = "cuda", test))]
 pub(super) fn fastest_parts(cubes: usize, slots: usize, keys: usize, round: usize) -> usize {
     // To begin and to end takes a cube as long as some keys.
     let time = |parts: &usize| {
