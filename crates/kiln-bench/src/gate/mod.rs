@@ -18,26 +18,23 @@
 mod execute;
 mod finite;
 mod fuzz;
+mod plans;
 mod report;
 
 pub(crate) use execute::audited;
 pub use execute::{Data, Run, execute, poison};
+pub(crate) use plans::plans;
 pub use report::{Check, Checked, Outcome, Report};
 
 use crate::host::Layout;
 use crate::registry::{Case, Operator, Spec};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
-#[cfg(feature = "cube")]
-use kiln_ops::launch::{
-    limits::{self, Limits},
-    plans::{THIN, listen},
-};
 use kiln_ops::oracle::{Comparison, Format, Path, Products, Rounding, compare};
 use kiln_ops::policy::Implementation;
+use plans::{Taken, heard, thin};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use std::collections::BTreeSet;
 
 /// How much the gate does.
 #[derive(Debug, Clone, Copy)]
@@ -274,56 +271,6 @@ pub(crate) fn rounding(
         _ => (Path::Fused, Products::F32),
     };
     Rounding { format, path, products }
-}
-
-/// What device and sizes are taken for by those who plan.
-#[derive(Debug, Clone, Default)]
-struct Taken {
-    /// Two multiprocessors and hardly any memory.
-    few: bool,
-    /// Sizes, and those that plans reckon with instead. Chunks are of 128 rows then.
-    sizes: Vec<[usize; 2]>,
-}
-
-impl std::fmt::Display for Taken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.few {
-            f.write_str(", two multiprocessors")?;
-        }
-        self.sizes.iter().try_for_each(|[small, large]| write!(f, ", {small} planned as {large}"))
-    }
-}
-
-/// Runs `work` with that; also the plans of the kernels that ran.
-fn heard<T>(taken: &Taken, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
-    #[cfg(feature = "cube")]
-    {
-        let Taken { few, sizes } = taken.clone();
-        let chunk_bytes = (few || !sizes.is_empty()).then_some(1);
-        let limits = Limits { multiprocessors: few.then_some(2), chunk_bytes, sizes };
-        limits::limited(limits, || listen(work))
-    }
-    #[cfg(not(feature = "cube"))]
-    {
-        let _ = taken;
-        (work(), BTreeSet::new())
-    }
-}
-
-/// Runs `work`; also the plans of the kernels that ran.
-pub(crate) fn plans<T>(work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
-    heard(&Taken::default(), work)
-}
-
-/// Whether a product with a thin side is among them, on kernels of its own.
-fn thin(plans: &BTreeSet<String>) -> bool {
-    #[cfg(feature = "cube")]
-    return plans.iter().any(|plan| plan.starts_with(THIN));
-    #[cfg(not(feature = "cube"))]
-    {
-        let _ = plans;
-        false
-    }
 }
 
 struct Gate<'a> {

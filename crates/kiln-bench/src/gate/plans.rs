@@ -1,0 +1,58 @@
+//! How kernels run: their plans are heard, and device and sizes may be taken for others.
+
+#[cfg(feature = "cube")]
+use kiln_ops::launch::{
+    limits::{self, Limits},
+    plans::{THIN, listen},
+};
+use std::collections::BTreeSet;
+
+/// What device and sizes are taken for by those who plan.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Taken {
+    /// Two multiprocessors and hardly any memory.
+    pub(super) few: bool,
+    /// Sizes, and those that plans reckon with instead. Chunks are of 128 rows then.
+    pub(super) sizes: Vec<[usize; 2]>,
+}
+
+impl std::fmt::Display for Taken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.few {
+            f.write_str(", two multiprocessors")?;
+        }
+        self.sizes.iter().try_for_each(|[small, large]| write!(f, ", {small} planned as {large}"))
+    }
+}
+
+/// Runs `work` with that; also the plans of the kernels that ran.
+pub(super) fn heard<T>(taken: &Taken, work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+    #[cfg(feature = "cube")]
+    {
+        let Taken { few, sizes } = taken.clone();
+        let chunk_bytes = (few || !sizes.is_empty()).then_some(1);
+        let limits = Limits { multiprocessors: few.then_some(2), chunk_bytes, sizes };
+        limits::limited(limits, || listen(work))
+    }
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = taken;
+        (work(), BTreeSet::new())
+    }
+}
+
+/// Runs `work`; also the plans of the kernels that ran.
+pub(crate) fn plans<T>(work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+    heard(&Taken::default(), work)
+}
+
+/// Whether a product with a thin side is among them, on kernels of its own.
+pub(super) fn thin(plans: &BTreeSet<String>) -> bool {
+    #[cfg(feature = "cube")]
+    return plans.iter().any(|plan| plan.starts_with(THIN));
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = plans;
+        false
+    }
+}
