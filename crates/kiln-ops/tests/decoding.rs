@@ -186,6 +186,30 @@ fn results_of_one_part_are_those_of_several() {
     }
 }
 
+/// Cubes that meet at counters wait for those of their own launch, whatever was launched before.
+#[test]
+fn every_launch_finds_all_its_parts() {
+    let _alone = alone();
+    for device in devices().into_iter().filter(device::is_cube) {
+        let dtype = *dtypes(&device).last().unwrap();
+        let calls: Vec<_> =
+            [[2, 64, 1, 1, 5003, 128], [1, 20, 1, 1, 900, 64], [9, 32, 1, 1, 700, 128]]
+                .into_iter()
+                .map(|sizes| inputs(sizes, dtype, &device).map(|(tensor, _)| tensor))
+                .collect();
+        let call = |[q, k, v]: &[Tensor<4>; 3]| {
+            attention(q.clone(), k.clone(), v.clone(), AttentionOptions::default()).unwrap()
+        };
+        let first: Vec<_> = calls.iter().map(|inputs| values(&call(inputs))).collect();
+        for repeat in 0..if device::is_cuda(&device) { 200 } else { 2 } {
+            let all: Vec<_> = calls.iter().map(call).collect();
+            for (found, expected) in all.iter().zip(&first) {
+                assert!(values(found) == *expected, "repeat {repeat}, {device:?}");
+            }
+        }
+    }
+}
+
 /// Positions come a few at a time: what they see is what they would see all at once.
 #[test]
 fn a_cache_is_filled_in_place() {

@@ -49,7 +49,8 @@ pub(super) struct Work {
     pub(super) parts: usize,
     /// Keys of a part.
     pub(super) length: usize,
-    /// Whether there are as many sets as keep the device busy: a part is all keys.
+    /// Whether the kernel writes the results of the call: there are as many sets as keep the device busy, and a part is
+    /// all keys; or its cubes make the parts one.
     pub(super) direct: bool,
 }
 

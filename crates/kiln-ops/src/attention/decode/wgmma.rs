@@ -2,7 +2,9 @@
 
 use super::plan::{Work, fastest_parts};
 use super::{NAME, Target};
-use crate::attention::cuda::wgmma::{Forward, attend_parts, plan_of_parts};
+use crate::attention::cuda::wgmma::{
+    Forward, Parts, attend_meeting, attend_parts, can_meet, plan_of_parts,
+};
 use crate::attention::problem::Problem;
 use crate::launch;
 
@@ -20,23 +22,27 @@ impl Plan {
         let plan = plan_of_parts(problem).filter(|_| sizes.together() >= FEWEST_TOGETHER)?;
         let slots = launch::multiprocessors(&problem.q.tensor.client);
         let round = plan.tile.keys;
-        // Each part leaves its sums, if it is the only one too.
         let planned = launch::limits::reckoned(keys);
         let parts = |tiles| Some(fastest_parts(tiles, slots, planned, round));
-        let work = Work::new(sizes, keys, sizes.together(), round, parts);
+        let mut work = Work::new(sizes, keys, sizes.together(), round, parts);
+        work.direct = can_meet(problem, work.parts, slots);
         Some((Self(plan), work))
     }
 }
 
-/// Writes the sums of every part and their statistics.
+/// Writes o, or the sums of every part and their statistics.
 pub(super) fn run(problem: &Problem, target: &Target<'_>, Plan(plan): Plan, work: Work) {
-    let sums = &target.o.tensor;
-    let statistics = target.statistics.expect("those of a part are wanted");
-    let address = launch::address_type(&[sums, statistics]);
+    let o = &target.o.tensor;
+    let address = launch::address_type(&[o]);
     let name = format!("{NAME} on wgmma");
-    let slots = launch::multiprocessors(&sums.client);
+    let slots = launch::multiprocessors(&o.client);
     let tiles = ("several tiles a cube", work.cubes(&problem.sizes) > slots);
-    let [parts, heads, _] = work.ways(&problem.sizes);
-    launch::plans::note(&name, &(&plan, address), &[parts, heads, tiles]);
-    attend_parts(problem, [sums, statistics], plan, work.parts, work.length, address);
+    let [several, heads, _] = work.ways(&problem.sizes);
+    let meets = target.statistics.is_none();
+    launch::plans::note(&name, &(&plan, meets, address), &[several, heads, tiles]);
+    let parts = Parts { count: work.parts, length: work.length };
+    match target.statistics {
+        Some(statistics) => attend_parts(problem, [o, statistics], plan, parts, address),
+        None => attend_meeting(problem, target.o, plan, parts, address),
+    }
 }

@@ -5,6 +5,7 @@ mod block;
 mod consumer;
 mod forward;
 mod maps;
+mod meet;
 mod output;
 mod parts;
 mod places;
@@ -26,7 +27,7 @@ use places::PlacesLaunch;
 use plan::{ForwardTile, Limited};
 
 pub(crate) use backward::{backward, takes_backward};
-pub(crate) use parts::{attend_parts, plan as plan_of_parts};
+pub(crate) use parts::{Parts, attend_meeting, attend_parts, can_meet, plan as plan_of_parts};
 pub(crate) use plan::Forward;
 
 /// Bytes of keys and values that the cubes go through side by side: a part of the 50 MB of cache, where results and

@@ -2,7 +2,8 @@
 //!
 //! The warp that loads has as many keys and values on their way as shared memory holds, so that memory is what there
 //! is to wait for. One warpgroup multiplies 64 rows, whether there are as many heads or fewer, and leaves the weighted
-//! sums of its part in f32, not yet divided, with the shift and the sum of the weights of each row.
+//! sums of its part in f32, not yet divided, with the shift and the sum of the weights of each row. Where all cubes are
+//! there at a time they [meet] and add these up.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
@@ -10,17 +11,20 @@
 use super::block::{Reading, Rings, Warpgroup};
 use super::consumer::{attend, warpgroup};
 use super::forward::{Maps, produce, rings};
+use super::meet::{self, COUNTERS, Left, MOST_TILES};
 use super::places::{NONE, Places, PlacesLaunch, QueryTile, blocks, query_tile};
 use super::plan::{Forward, ForwardTile, Limited, PART_ROWS};
 use super::softmax::{RowPair, begin};
 use super::{maps, places, takes};
+use crate::attention::OP;
 use crate::attention::problem::{HeadsView, Problem, Sizes};
+use crate::attention::simt::{block::Heads, heads};
 use crate::launch;
 use crate::tile::cuda::fragment::{offset, origin, row_sum};
 use crate::tile::cuda::pipeline::{PipelineState, rings_ready};
 use crate::tile::cuda::ptx::*;
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
@@ -41,19 +45,63 @@ pub(crate) fn plan(problem: &Problem) -> Option<Forward> {
     })
 }
 
-/// Writes, by the [`plan`], of so many parts of `length` keys each, a multiple of those of a block, the sums `[parts, B, H, T, D]` and of each line its shift and the
-/// sum of its weights `[parts, B, H, T, 2]`, both f32.
+/// How keys are divided.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts {
+    pub(crate) count: usize,
+    /// Keys of each, a multiple of those of a block.
+    pub(crate) length: usize,
+}
+
+/// Whether the cubes of so many parts can [meet], on so many multiprocessors.
+pub(crate) fn can_meet(problem: &Problem, parts: usize, slots: usize) -> bool {
+    let tiles = problem.sizes.batches * problem.sizes.kv_heads;
+    tiles <= MOST_TILES && tiles * parts <= slots
+}
+
+/// Writes o, by the [`plan`] and of parts that [can meet](can_meet).
+pub(crate) fn attend_meeting(
+    problem: &Problem,
+    o: &HeadsView,
+    forward: Forward,
+    parts: Parts,
+    address: AddressType,
+) {
+    let s = &problem.sizes;
+    debug_assert!(o.fits(s.width, 2));
+    let slots = parts.count * s.batches * s.kv_heads;
+    let left = |name, bytes: usize| {
+        launch::output(&o.tensor, OP, name, Shape::new([slots, bytes / 4]), DType::F32)
+    };
+    let sums = left("part.sums", meet::sum_bytes(&forward));
+    let statistics = left("part.statistics", meet::STATISTIC_BYTES);
+    run(problem, Some(o), [&sums, &statistics], forward, parts, address);
+}
+
+/// Writes, by the [`plan`], the sums of every part `[parts, B, H, T, D]`, and of each line its shift and the sum of its
+/// weights `[parts, B, H, T, 2]`, both f32.
 pub(crate) fn attend_parts(
     problem: &Problem,
+    left: [&CubeTensor; 2],
+    forward: Forward,
+    parts: Parts,
+    address: AddressType,
+) {
+    run(problem, None, left, forward, parts, address);
+}
+
+fn run(
+    problem: &Problem,
+    o: Option<&HeadsView>,
     [sums, statistics]: [&CubeTensor; 2],
     forward: Forward,
-    parts: usize,
-    length: usize,
+    parts: Parts,
     address: AddressType,
 ) {
     let (p, s) = (problem, &problem.sizes);
     let client = &p.q.tensor.client;
     let group = s.heads / s.kv_heads;
+    let Parts { count: parts, length } = parts;
     debug_assert!(plan(p) == Some(forward) && length.is_multiple_of(forward.tile.keys));
     debug_assert!(parts * length >= s.keys && (parts - 1) * length < s.keys);
     // The heads that read the same keys as the queries of one.
@@ -64,8 +112,11 @@ pub(crate) fn attend_parts(
         ..p.q.clone()
     };
     let total = parts * s.kv_heads * s.batches;
-    let cubes = total.min(launch::multiprocessors(client));
+    let slots = launch::multiprocessors(client);
     let unused = launch::unused(&p.q.tensor, DType::U32);
+    let meets = o.is_some();
+    debug_assert!(!meets || can_meet(p, parts, slots));
+    let no_o = HeadsView { tensor: launch::unused(&p.q.tensor, p.q.tensor.dtype), first: 0, ..p.q };
     let keys = [s.kv_heads, s.keys];
     let (scale, cap) = places::factors(p);
     let all_heads = (s.batches * s.kv_heads) as u32;
@@ -74,7 +125,7 @@ pub(crate) fn attend_parts(
     unsafe {
         attention_parts_kernel::launch_unchecked(
             client,
-            launch::grid(client, cubes),
+            launch::grid(client, total.min(slots)),
             CubeDim::new_1d(forward.units()),
             address,
             maps::map(&q, &sizes, [s.kv_heads, group], forward.rows()),
@@ -83,7 +134,8 @@ pub(crate) fn attend_parts(
             sums.clone().into_buffer_arg(),
             statistics.clone().into_buffer_arg(),
             unused.into_buffer_arg(),
-            launch::counters::argument(client, "attention", 2),
+            heads(o.unwrap_or(&no_o), 2),
+            launch::counters::argument(client, "attention of parts", COUNTERS),
             PlacesLaunch::new(
                 total as u32,
                 parts as u32,
@@ -103,6 +155,7 @@ pub(crate) fn attend_parts(
                 cap,
             ),
             group as u32,
+            meets,
             forward,
             dtype_to_elem_type(p.q.tensor.dtype),
         );
@@ -117,9 +170,11 @@ pub(crate) fn attention_parts_kernel<E: Float>(
     sums: &mut [f32],
     statistics: &mut [f32],
     documents: &[u32],
-    tickets: &mut [Atomic<u32>],
+    o: &mut Heads<E, Const<2>>,
+    counters: &mut [Atomic<u32>],
     places: Places,
     group: u32,
+    #[comptime] meets: bool,
     #[comptime] forward: Forward,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -137,25 +192,30 @@ pub(crate) fn attention_parts_kernel<E: Float>(
                 k: tensor_map_address(k),
                 v: tensor_map_address(v),
             };
-            produce(&mut shared, base, &maps, &rings, documents, tickets, &places, forward);
+            produce(&mut shared, base, &maps, &rings, documents, counters, &places, forward);
         }
     } else {
-        let sums = global_address::<f32>(sums.as_ptr());
-        consume(&shared, base, &rings, sums, statistics, documents, &places, group, forward);
+        let left = Left {
+            sums: global_address::<f32>(sums.as_ptr()),
+            statistics: global_address::<f32>(statistics.as_ptr()),
+            rows: group,
+        };
+        consume::<E>(&shared, base, &rings, &left, o, counters, documents, &places, meets, forward);
     }
 }
 
 /// Makes all tiles of this cube; for the units of the warpgroup.
 #[cube]
-fn consume(
+fn consume<E: Float>(
     shared: &Shared<[u32]>,
     base: u32,
     rings: &Rings,
-    sums: u64,
-    statistics: &mut [f32],
+    left: &Left,
+    o: &mut Heads<E, Const<2>>,
+    counters: &mut [Atomic<u32>],
     documents: &[u32],
     places: &Places,
-    group: u32,
+    #[comptime] meets: bool,
     #[comptime] forward: Forward,
 ) {
     let size!(Scores) = comptime!(forward.scores().op.held());
@@ -193,16 +253,20 @@ fn consume(
             rings.q.release(0u32);
         }
         let totals = row_sum(stats[1]);
-        leave::<Out>(
-            out[0], stats[0], totals, &me, &tile, sums, statistics, places, group, forward,
-        );
+        if comptime!(meets) {
+            let part = meet::Part::new(left, &me, &tile, places, forward);
+            part.leave::<Out>(out[0], stats[0], totals, forward);
+            part.meet::<E>(o, counters, forward);
+        } else {
+            leave::<Out>(out[0], stats[0], totals, &me, &tile, left, places, forward);
+        }
         q_phase ^= 1;
         rings.q.wait(0u32, q_phase);
         at = shared[word];
     }
 }
 
-/// Writes the sums of a unit's two rows, and their statistics.
+/// Writes the sums of a unit's two rows, and their statistics, line by line.
 #[cube]
 fn leave<O: Size>(
     out: Vector<f32, O>,
@@ -210,10 +274,8 @@ fn leave<O: Size>(
     totals: RowPair,
     me: &Warpgroup,
     tile: &QueryTile,
-    sums: u64,
-    statistics: &mut [f32],
+    left: &Left,
     places: &Places,
-    group: u32,
     #[comptime] forward: Forward,
 ) {
     let (row, col) = origin(me.unit);
@@ -221,14 +283,14 @@ fn leave<O: Size>(
     #[unroll]
     for r in 0..2usize {
         let row = row + comptime!(8 * r as u32);
-        if row < group {
-            let line = (part * places.all_heads + tile.number) * group + row;
+        if row < left.rows {
+            let line = (part * places.all_heads + tile.number) * left.rows + row;
             if col == 0u32 {
-                statistics[2 * line as usize] = shifts.extract(r);
-                statistics[2 * line as usize + 1] = totals.extract(r);
+                let to = left.statistics + u64::cast_from(line) * 8;
+                store_two(to + 0, shifts.extract(r), totals.extract(r));
             }
             let columns = comptime!(forward.width as u64);
-            let at = sums + (u64::cast_from(line) * columns + u64::cast_from(col)) * 4u64;
+            let at = left.sums + (u64::cast_from(line) * columns + u64::cast_from(col)) * 4u64;
             // Of four elements two are of this row, side by side.
             #[unroll]
             for i in 0..comptime!(forward.width / 8) {

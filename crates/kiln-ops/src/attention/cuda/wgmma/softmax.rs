@@ -11,7 +11,7 @@ use crate::tile::cuda::ptx::log2;
 use cubecl::prelude::*;
 
 /// Less than any score, and finite, so that the difference of two shifts is a number.
-const LEAST: f32 = -1.0e30;
+pub(super) const LEAST: f32 = -1.0e30;
 
 /// Two numbers, one for each row of a unit.
 pub(super) type RowPair = Vector<f32, Const<2>>;

@@ -71,5 +71,5 @@ pub(crate) fn counter_set(counter: u64, value: u32) {
 /// Adds 1 to a counter, for those that wait for it, after all that this unit wrote, or saw written.
 #[cube]
 pub(crate) fn counter_add(counter: u64) {
-    gpu_asm!("fence.acq_rel.gpu;", "red.release.gpu.global.add.u32 [{c}], 1;", c = in(_) counter);
+    gpu_asm!("fence.acq_rel.gpu;", "red.relaxed.gpu.global.add.u32 [{c}], 1;", c = in(_) counter);
 }

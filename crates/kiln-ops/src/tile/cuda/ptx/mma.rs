@@ -144,6 +144,16 @@ pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16)
     );
 }
 
+/// Stores four numbers side by side to global memory, from an address that is a multiple of 16.
+#[cube]
+pub(crate) fn store_quad(addr: u64, quad: Vector<f32, Const<4>>) {
+    gpu_asm!(
+        "st.global.v4.f32 [{to}], {{{a}, {b}, {c}, {d}}};",
+        to = in(_) addr, a = in(_) quad.extract(0usize), b = in(_) quad.extract(1usize),
+        c = in(_) quad.extract(2usize), d = in(_) quad.extract(3usize)
+    );
+}
+
 /// Stores two numbers side by side to global memory, from an address that is a multiple of 8.
 #[cube]
 pub(crate) fn store_two(addr: u64, first: f32, second: f32) {
