@@ -1,7 +1,7 @@
-//! Counters in the device's memory by which cubes of a launch find each other. A kernel leaves them as it found them,
-//! zero, for the next launch of the stream.
+//! Memory of the device by which cubes of a launch find each other: counters, zero, or words for numbers that have not
+//! come yet, [`VACANT`]. A kernel leaves it as it found it, for the next launch of the stream.
 //!
-//! They belong to the stream that asks. A recorded graph keeps those of the stream that recorded it, and must not run
+//! It belongs to the stream that asks. A recorded graph keeps those of the stream that recorded it, and must not run
 //! beside launches of that stream; what is recorded has been launched before, as kernels have to be compiled too.
 
 use burn::backend::StreamId;
@@ -10,17 +10,30 @@ use cubecl::server::Handle;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
-/// By operator, device and stream: launches of a stream follow each other.
-type Counters = HashMap<(&'static str, String, StreamId), Handle>;
+/// All bits of what no kernel leaves there for a number: a NaN, but not that which arithmetic makes.
+pub(crate) const VACANT: u32 = u32::MAX;
 
-static COUNTERS: LazyLock<Mutex<Counters>> = LazyLock::new(Default::default);
+/// By what it is for, its words, device and stream: launches of a stream follow each other.
+type Kept = HashMap<(&'static str, usize, String, StreamId), Handle>;
 
-/// Those of an operator, always as many, on the current stream, as a kernel takes them.
+static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Default::default);
+
+/// So many counters of an operator, on the current stream, as a kernel takes them.
 pub(crate) fn argument(client: &Client, of: &'static str, count: usize) -> BufferArg {
-    let key = (of, format!("{:?}", client.service_id()), StreamId::current());
-    let mut counters = COUNTERS.lock().unwrap_or_else(|e| e.into_inner());
-    let zeros = || client.create_from_slice(&vec![0; 4 * count]);
-    let handle = counters.entry(key).or_insert_with(zeros);
+    kept(client, of, count, 0)
+}
+
+/// So many words that are [`VACANT`].
+#[cfg(feature = "cuda")]
+pub(crate) fn vacant(client: &Client, of: &'static str, count: usize) -> BufferArg {
+    kept(client, of, count, VACANT)
+}
+
+fn kept(client: &Client, of: &'static str, count: usize, word: u32) -> BufferArg {
+    let key = (of, count, format!("{:?}", client.service_id()), StreamId::current());
+    let mut kept = KEPT.lock().unwrap_or_else(|e| e.into_inner());
+    let words = || client.create_from_slice(&word.to_ne_bytes().repeat(count));
+    let handle = kept.entry(key).or_insert_with(words);
     // SAFETY: there are as many.
     unsafe { BufferArg::from_raw_parts(handle.clone(), count) }
 }

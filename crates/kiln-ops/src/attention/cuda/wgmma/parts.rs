@@ -11,12 +11,11 @@
 use super::block::{Reading, Rings, Warpgroup};
 use super::consumer::{attend, warpgroup};
 use super::forward::{Maps, produce, rings};
-use super::meet::{self, COUNTERS, Left, MOST_TILES};
+use super::meet::{self, Left};
 use super::places::{NONE, Places, PlacesLaunch, QueryTile, blocks, query_tile};
 use super::plan::{Forward, ForwardTile, Limited, PART_ROWS};
 use super::softmax::{RowPair, begin};
 use super::{maps, places, takes};
-use crate::attention::OP;
 use crate::attention::problem::{HeadsView, Problem, Sizes};
 use crate::attention::simt::{block::Heads, heads};
 use crate::launch;
@@ -24,7 +23,7 @@ use crate::tile::cuda::fragment::{offset, origin, row_sum};
 use crate::tile::cuda::pipeline::{PipelineState, rings_ready};
 use crate::tile::cuda::ptx::*;
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
@@ -55,8 +54,7 @@ pub(crate) struct Parts {
 
 /// Whether the cubes of so many parts can [meet], on so many multiprocessors.
 pub(crate) fn can_meet(problem: &Problem, parts: usize, slots: usize) -> bool {
-    let tiles = problem.sizes.batches * problem.sizes.kv_heads;
-    tiles <= MOST_TILES && tiles * parts <= slots
+    problem.sizes.batches * problem.sizes.kv_heads * parts <= slots
 }
 
 /// Writes o, by the [`plan`] and of parts that [can meet](can_meet).
@@ -69,13 +67,11 @@ pub(crate) fn attend_meeting(
 ) {
     let s = &problem.sizes;
     debug_assert!(o.fits(s.width, 2));
-    let slots = parts.count * s.batches * s.kv_heads;
-    let left = |name, bytes: usize| {
-        launch::output(&o.tensor, OP, name, Shape::new([slots, bytes / 4]), DType::F32)
-    };
-    let sums = left("part.sums", meet::sum_bytes(&forward));
-    let statistics = left("part.statistics", meet::STATISTIC_BYTES);
-    run(problem, Some(o), [&sums, &statistics], forward, parts, address);
+    let client = &o.tensor.client;
+    let words = launch::multiprocessors(client) * meet::part_bytes(&forward) / 4;
+    let sums = launch::counters::vacant(client, "attention of parts", words);
+    let statistics = launch::unused(&o.tensor, DType::F32).into_buffer_arg();
+    run(problem, Some(o), [sums, statistics], forward, parts, address);
 }
 
 /// Writes, by the [`plan`], the sums of every part `[parts, B, H, T, D]`, and of each line its shift and the sum of its
@@ -87,13 +83,14 @@ pub(crate) fn attend_parts(
     parts: Parts,
     address: AddressType,
 ) {
+    let left = left.map(|tensor| tensor.clone().into_buffer_arg());
     run(problem, None, left, forward, parts, address);
 }
 
 fn run(
     problem: &Problem,
     o: Option<&HeadsView>,
-    [sums, statistics]: [&CubeTensor; 2],
+    [sums, statistics]: [BufferArg; 2],
     forward: Forward,
     parts: Parts,
     address: AddressType,
@@ -131,11 +128,11 @@ fn run(
             maps::map(&q, &sizes, [s.kv_heads, group], forward.rows()),
             maps::map(&p.k, s, keys, forward.keys()),
             maps::map(&p.v, s, keys, forward.keys()),
-            sums.clone().into_buffer_arg(),
-            statistics.clone().into_buffer_arg(),
+            sums,
+            statistics,
             unused.into_buffer_arg(),
             heads(o.unwrap_or(&no_o), 2),
-            launch::counters::argument(client, "attention of parts", COUNTERS),
+            launch::counters::argument(client, "attention", 2),
             PlacesLaunch::new(
                 total as u32,
                 parts as u32,
@@ -171,7 +168,7 @@ pub(crate) fn attention_parts_kernel<E: Float>(
     statistics: &mut [f32],
     documents: &[u32],
     o: &mut Heads<E, Const<2>>,
-    counters: &mut [Atomic<u32>],
+    tickets: &mut [Atomic<u32>],
     places: Places,
     group: u32,
     #[comptime] meets: bool,
@@ -192,7 +189,7 @@ pub(crate) fn attention_parts_kernel<E: Float>(
                 k: tensor_map_address(k),
                 v: tensor_map_address(v),
             };
-            produce(&mut shared, base, &maps, &rings, documents, counters, &places, forward);
+            produce(&mut shared, base, &maps, &rings, documents, tickets, &places, forward);
         }
     } else {
         let left = Left {
@@ -200,7 +197,7 @@ pub(crate) fn attention_parts_kernel<E: Float>(
             statistics: global_address::<f32>(statistics.as_ptr()),
             rows: group,
         };
-        consume::<E>(&shared, base, &rings, &left, o, counters, documents, &places, meets, forward);
+        consume::<E>(&shared, base, &rings, &left, o, documents, &places, meets, forward);
     }
 }
 
@@ -212,7 +209,6 @@ fn consume<E: Float>(
     rings: &Rings,
     left: &Left,
     o: &mut Heads<E, Const<2>>,
-    counters: &mut [Atomic<u32>],
     documents: &[u32],
     places: &Places,
     #[comptime] meets: bool,
@@ -256,7 +252,7 @@ fn consume<E: Float>(
         if comptime!(meets) {
             let part = meet::Part::new(left, &me, &tile, places, forward);
             part.leave::<Out>(out[0], stats[0], totals, forward);
-            part.meet::<E>(o, counters, forward);
+            part.meet::<E>(o, forward);
         } else {
             leave::<Out>(out[0], stats[0], totals, &me, &tile, left, places, forward);
         }

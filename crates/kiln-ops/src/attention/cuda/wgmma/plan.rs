@@ -73,7 +73,7 @@ impl ForwardTile {
     pub(crate) const fn of_parts(width: usize) -> Self {
         let (keys, stages) = match width.div_ceil(64) {
             1 => (128, 6),
-            2 => (64, 6),
+            2 => (128, 3),
             3 => (64, 4),
             _ => (64, 3),
         };

@@ -144,11 +144,19 @@ pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16)
     );
 }
 
-/// Stores four numbers side by side to global memory, from an address that is a multiple of 16.
+/// Four words of global memory, each as it is now, from an address that is a multiple of 16.
 #[cube]
-pub(crate) fn store_quad(addr: u64, quad: Vector<f32, Const<4>>) {
+pub(crate) fn load_words_now(addr: u64) -> Vector<u32, Const<4>> {
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!("ld.relaxed.gpu.global.v4.b32 {o}, [{a}];", o = out(_) words, a = in(_) addr);
+    words
+}
+
+/// Stores four words for cubes that look for them, to an address that is a multiple of 16.
+#[cube]
+pub(crate) fn store_words_now(addr: u64, quad: Vector<u32, Const<4>>) {
     gpu_asm!(
-        "st.global.v4.f32 [{to}], {{{a}, {b}, {c}, {d}}};",
+        "st.relaxed.gpu.global.v4.b32 [{to}], {{{a}, {b}, {c}, {d}}};",
         to = in(_) addr, a = in(_) quad.extract(0usize), b = in(_) quad.extract(1usize),
         c = in(_) quad.extract(2usize), d = in(_) quad.extract(3usize)
     );
