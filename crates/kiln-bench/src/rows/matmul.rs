@@ -219,6 +219,8 @@ impl Operator for Row {
             self.case(&[3], [40, 96, 136]),
             // K long and few tiles: in parts.
             self.case(&[], [16, 2056, 24]).with("alpha", -0.7),
+            // The same with one thin side.
+            self.case(&[], [8, 2056, 264]),
             // One thin side, for plain units and for tensor cores.
             self.case(&[], [5, 520, 264]),
             self.case(&[], [264, 520, 24]).with("alpha", 0.3),

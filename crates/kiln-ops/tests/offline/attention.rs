@@ -82,6 +82,8 @@ const FEW: [[usize; 5]; 17] = [
     [1, 8, 2, 4, 96],
     [1, 8, 1, 1, 256],
     [1, 4, 2, 3, 33],
+    // Enough that a cube takes several tiles.
+    [140, 32, 1, 1, 128],
     // Enough of them that a cube sees all keys.
     [2048, 4, 2, 1, 128],
 ];

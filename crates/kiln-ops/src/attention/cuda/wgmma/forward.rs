@@ -78,7 +78,8 @@ pub(super) struct Maps {
     pub(super) v: u64,
 }
 
-/// Loads the rows from `row` on of a head, all chunks of its width, `rows` each.
+/// Loads the rows from `row` on of a head, all chunks of its width, `rows` each. What nobody else reads is to leave the
+/// cache first: `once`.
 #[cube]
 pub(super) fn load_rows(
     dst: u32,
@@ -87,13 +88,19 @@ pub(super) fn load_rows(
     row: u32,
     head: u32,
     batch: u32,
+    #[comptime] once: bool,
     #[comptime] rows: u32,
     #[comptime] chunks: u32,
 ) {
     #[unroll]
     for c in 0..chunks {
         let x = comptime!(c * 64).runtime();
-        tma_load_rank4(dst + comptime!(c * rows * 128), map, bar, (x, row, head, batch));
+        let (dst, at) = (dst + comptime!(c * rows * 128), (x, row, head, batch));
+        if comptime!(once) {
+            tma_load_rank4_once(dst, map, bar, at);
+        } else {
+            tma_load_rank4(dst, map, bar, at);
+        }
     }
 }
 
@@ -136,7 +143,17 @@ pub(super) fn produce(
         let bar = rings.q.expect(0u32, q_bytes);
         // All parts have the same queries.
         let row = if comptime!(forward.limited.parts) { 0u32.runtime() } else { tile.first };
-        load_rows(base, maps.q, bar, row, tile.head + places.q_first, tile.batch, rows, chunks);
+        load_rows(
+            base,
+            maps.q,
+            bar,
+            row,
+            tile.head + places.q_first,
+            tile.batch,
+            false,
+            rows,
+            chunks,
+        );
         q_at.advance(1u32);
         // The keys of a block are needed before the values of the block after it.
         let v_head = tile.kv_head + places.v_first;
@@ -172,7 +189,9 @@ fn load_block(
     let bytes = comptime!(forward.kv_bytes());
     let (keys, chunks) = comptime!((forward.keys(), forward.chunks()));
     let bar = ring.acquire(at.stage, at.phase, bytes);
-    load_rows(ring_base + at.stage * bytes, map, bar, block * keys, head, tile.batch, keys, chunks);
+    let dst = ring_base + at.stage * bytes;
+    let once = comptime!(forward.limited.parts);
+    load_rows(dst, map, bar, block * keys, head, tile.batch, once, keys, chunks);
 }
 
 /// Says that this cube takes no more; the last one makes the counters ready for the next launch.

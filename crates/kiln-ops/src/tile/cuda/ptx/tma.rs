@@ -23,6 +23,18 @@ pub(crate) fn tma_load_rank4(dst: u32, map: u64, bar: u32, at: (u32, u32, u32, u
     );
 }
 
+/// The same, of what is read once: it is the first to leave the cache.
+#[cube]
+pub(crate) fn tma_load_rank4_once(dst: u32, map: u64, bar: u32, at: (u32, u32, u32, u32)) {
+    let (x, y, z, w) = at;
+    gpu_asm!(
+        "{{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;",
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint",
+        "[{d}], [{m}, {{{x}, {y}, {z}, {w}}}], [{b}], policy; }}",
+        d = in(_) dst, m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z, w = in(_) w, b = in(_) bar
+    );
+}
+
 /// Stores a box, as a group of its own; what is outside the matrix is left out.
 #[cube]
 pub(crate) fn tma_store(map: u64, src: u32, x: u32, y: u32, z: u32) {

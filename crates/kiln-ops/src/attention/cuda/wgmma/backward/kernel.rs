@@ -135,14 +135,34 @@ fn produce(
                 let row = block * rows;
                 let bar = rings.q.acquire(at.stage, at.phase, bytes);
                 let to = q_base + at.stage * bytes;
-                load_rows(to, maps.q, bar, row, head + places.q_first, tile.batch, rows, chunks);
+                load_rows(
+                    to,
+                    maps.q,
+                    bar,
+                    row,
+                    head + places.q_first,
+                    tile.batch,
+                    false,
+                    rows,
+                    chunks,
+                );
                 if g == 0u32 && block == begin {
                     load_tile(base, maps, rings, &kv_at, &tile, places, gradient);
                     kv_at.advance(1u32);
                 }
                 let bar = rings.dy.acquire(at.stage, at.phase, bytes);
                 let to = dy_base + at.stage * bytes;
-                load_rows(to, maps.dy, bar, row, head + places.o_first, tile.batch, rows, chunks);
+                load_rows(
+                    to,
+                    maps.dy,
+                    bar,
+                    row,
+                    head + places.o_first,
+                    tile.batch,
+                    false,
+                    rows,
+                    chunks,
+                );
                 at.advance(STAGES);
             }
         }
@@ -186,9 +206,9 @@ fn load_tile(
     let row = tile.index * KEYS;
     let bar = rings.k.acquire(0u32, at.phase, bytes);
     let head = tile.head + places.k_first;
-    load_rows(base, maps.k, bar, row, head, tile.batch, KEYS, chunks);
+    load_rows(base, maps.k, bar, row, head, tile.batch, false, KEYS, chunks);
     let bar = rings.v.acquire(0u32, at.phase, bytes);
     let head = tile.head + places.v_first;
     let to = base + comptime!(gradient.v_at());
-    load_rows(to, maps.v, bar, row, head, tile.batch, KEYS, chunks);
+    load_rows(to, maps.v, bar, row, head, tile.batch, false, KEYS, chunks);
 }
