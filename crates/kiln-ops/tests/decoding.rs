@@ -116,6 +116,9 @@ fn several_queries_agree_with_the_oracle() {
             ([1, 32, 1, 1, 2000, 80], None),
             ([1, 32, 1, 2, 129, 128], Some("several sets of queries")),
             ([1, 18, 1, 1, 65, 192], None),
+            ([1, 20, 1, 1, 300, 16], None),
+            ([1, 17, 1, 1, 130, 24], None),
+            ([2, 33, 1, 1, 900, 72], Some("several parts")),
             ([1, 4, 2, 3, 200, 256], None),
             ([1, 10, 1, 1, 64, 256], Some("several sets of queries")),
             // The first queries see nothing.
@@ -186,27 +189,36 @@ fn results_of_one_part_are_those_of_several() {
     }
 }
 
-/// Cubes that meet at counters wait for those of their own launch, whatever was launched before.
+/// Cubes that meet wait for those of their own launch, whatever was launched before, and beside launches of another thread.
 #[test]
 fn every_launch_finds_all_its_parts() {
     let _alone = alone();
     for device in devices().into_iter().filter(device::is_cube) {
         let dtype = *dtypes(&device).last().unwrap();
-        let calls: Vec<_> =
-            [[2, 64, 1, 1, 5003, 128], [1, 20, 1, 1, 900, 64], [9, 32, 1, 1, 700, 128]]
-                .into_iter()
-                .map(|sizes| inputs(sizes, dtype, &device).map(|(tensor, _)| tensor))
-                .collect();
+        let sizes = [[2, 64, 1, 1, 5003, 128], [1, 20, 1, 1, 900, 64], [9, 32, 1, 1, 700, 128]];
+        let calls = sizes.map(|sizes| inputs(sizes, dtype, &device).map(|(tensor, _)| tensor));
         let call = |[q, k, v]: &[Tensor<4>; 3]| {
             attention(q.clone(), k.clone(), v.clone(), AttentionOptions::default()).unwrap()
         };
-        let first: Vec<_> = calls.iter().map(|inputs| values(&call(inputs))).collect();
-        for repeat in 0..if device::is_cuda(&device) { 200 } else { 2 } {
-            let all: Vec<_> = calls.iter().map(call).collect();
-            for (found, expected) in all.iter().zip(&first) {
-                assert!(values(found) == *expected, "repeat {repeat}, {device:?}");
+        let first = calls.each_ref().map(|inputs| values(&call(inputs)));
+        let repeats = if device::is_cuda(&device) { 200 } else { 2 };
+        let repeat = || {
+            for repeat in 0..repeats {
+                let all = calls.each_ref().map(call);
+                for (found, expected) in all.iter().zip(&first) {
+                    assert!(values(found) == *expected, "repeat {repeat}, {device:?}");
+                }
             }
-        }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(repeat);
+            scope.spawn(repeat);
+        });
+        // What is no number is found as such, and leaves nothing behind.
+        let [q, k, v] = &calls[0];
+        let nan = call(&[q.clone(), k.clone() * f32::NAN, v.clone()]);
+        assert!(values(&nan).iter().all(|x| x.is_nan()), "{device:?}");
+        assert!(values(&call(&calls[0])) == first[0], "{device:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 
 pub mod audit;
 #[cfg(feature = "cuda")]
-pub(crate) mod counters;
+pub(crate) mod kept;
 pub mod limits;
 pub mod plans;
 

@@ -65,7 +65,7 @@ pub fn calls(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
 }
 
 /// Few queries over many keys: B, H, Hkv, T, D.
-const FEW: [[usize; 5]; 17] = [
+const FEW: [[usize; 5]; 18] = [
     [1, 12, 12, 1, 64],
     [1, 32, 8, 1, 64],
     [1, 16, 1, 2, 64],

@@ -2,9 +2,9 @@
 //!
 //! Written for any device, as the portable family: f32 sums, everything added in order. A cube takes all queries
 //! that read the same keys, up to a number of them, over a part of the keys, and leaves their weighted sums of
-//! values, largest scores and sums of weights; a second kernel makes the parts one, if it does not itself. Into how many parts the keys
-//! are divided is a number of the launch: no kernel knows how long they are. Where several queries read the same
-//! keys and there are tensor cores, `mma` does the same on these, and on Hopper `wgmma` for many heads.
+//! values, largest scores and sums of weights; a second kernel makes the parts one, if the first does not. Into how
+//! many parts the keys are divided is a number of the launch: no kernel knows how long they are. Where several queries
+//! read the same keys and there are tensor cores, `mma` does the same on these, and on Hopper `wgmma` for many heads.
 
 mod combine;
 mod job;

@@ -4,11 +4,12 @@
 //! parts for its share of these. There is no counter and no fence: memory is [vacant](VACANT) until a number comes, and
 //! whoever has found it makes it vacant again. (67 MB of keys and values on an H200, 64 heads: 24.5 µs with a kernel for
 //! the sums alone, which begins once the last cube has ended; 23.8 with counters, of which reading took three whether a
-//! cube waited or not.) What has been left stays in the cache, as keys and values leave it first; written back it would
+//! cube waited or not; TIME so.) What has been left stays in the cache, as keys and values leave it first; written back it would
 //! take 2 µs.
 //!
 //! Waiting wants all cubes of a launch on the device at a time. A multiprocessor takes one, so there are no more than
-//! multiprocessors, and the cubes of a launch are dispatched before those of the next.
+//! multiprocessors; and a device begins all cubes of a launch before those of the next of this process. CUDA does not
+//! promise that: a kernel of another library, of higher priority, which waits for one of ours would wait for ever.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
@@ -19,7 +20,7 @@ use super::plan::Forward;
 use super::softmax::{LEAST, RowPair};
 use crate::attention::simt::block::Heads;
 use crate::exponential::exp2;
-use crate::launch::counters::VACANT;
+use crate::launch::kept::VACANT;
 use crate::tile::cuda::fragment::{offset, origin};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -56,7 +57,7 @@ pub(super) struct Part {
     /// Where the tile's first part is left, and bytes to the next.
     first: u64,
     step: u64,
-    number: u32,
+    index: u32,
     parts: u32,
     rows: u32,
     unit: u32,
@@ -77,7 +78,7 @@ impl Part {
         Part {
             first: left.sums + u64::cast_from(tile.number) * bytes,
             step: u64::cast_from(places.all_heads) * bytes,
-            number: tile.first / comptime!(forward.rows()),
+            index: tile.first / comptime!(forward.rows()),
             parts: places.tiles,
             rows: left.rows,
             unit: me.unit,
@@ -100,7 +101,7 @@ impl Part {
         #[comptime] forward: Forward,
     ) {
         if self.unit < self.units() {
-            let part = self.first + u64::cast_from(self.number) * self.step;
+            let part = self.first + u64::cast_from(self.index) * self.step;
             let to = part + u64::cast_from(self.unit) * 16;
             let statistics = part + statistics_at(self.unit, forward);
             #[unroll]
@@ -132,7 +133,7 @@ impl Part {
         let all = units * comptime!((forward.width / 8) as u32);
         // Of whole warps.
         let share = all.div_ceil(self.parts).div_ceil(32u32) * 32;
-        let first = self.number * share;
+        let first = self.index * share;
         let to = o.head(self.batch as usize, self.head as usize * self.rows as usize);
         for at in range_stepped(first + self.unit, min(first + share, all), 128u32) {
             let (i, unit) = (at / units, at % units);
@@ -168,43 +169,13 @@ impl Part {
         for first in range_stepped(0u32, self.parts, comptime!(TOGETHER as u32)) {
             let mut quads = Array::<Quad>::new(TOGETHER);
             let mut of_rows = Array::<Quad>::new(TOGETHER);
-            let mut vacant = true.runtime();
-            while vacant {
-                #[unroll]
-                for p in 0..TOGETHER {
-                    let part = min(first + comptime!(p as u32), self.parts - 1);
-                    let offset = u64::cast_from(part) * self.step;
-                    of_rows[p] = load_words_now(statistics + offset);
-                    quads[p] = load_words_now(sums + offset);
-                }
-                vacant = false;
-                #[unroll]
-                for p in 0..TOGETHER {
-                    #[unroll]
-                    for e in 0..4usize {
-                        vacant = vacant
-                            || of_rows[p].extract(e) == VACANT
-                            || quads[p].extract(e) == VACANT;
-                    }
-                }
-            }
-            // The statistics have been found by all four.
-            sync_plane();
-            #[unroll]
-            for p in 0..TOGETHER {
-                let part = min(first + comptime!(p as u32), self.parts - 1);
-                let offset = u64::cast_from(part) * self.step;
-                store_words_now(sums + offset, Quad::new(VACANT));
-                if unit % 4 == comptime!(p as u32 % 4) {
-                    store_words_now(statistics + offset, Quad::new(VACANT));
-                }
-            }
+            self.take(&mut quads, &mut of_rows, sums, statistics, first, unit);
             #[unroll]
             for r in 0..2usize {
                 let mut next = most[r];
                 #[unroll]
                 for p in 0..TOGETHER {
-                    next = max(next, number(of_rows[p], comptime!(2 * r)));
+                    next = max(next, as_f32(of_rows[p], comptime!(2 * r)));
                 }
                 let own = exp2(most[r] - next);
                 most[r] = next;
@@ -213,12 +184,12 @@ impl Part {
                 let mut y = sum.extract(comptime!(2 * r + 1)) * own;
                 #[unroll]
                 for p in 0..TOGETHER {
-                    let weight = exp2(number(of_rows[p], comptime!(2 * r)) - next);
+                    let weight = exp2(as_f32(of_rows[p], comptime!(2 * r)) - next);
                     let there = first + comptime!(p as u32) < self.parts;
                     let weight = select(there, weight, f32::new(0.0));
-                    all += number(of_rows[p], comptime!(2 * r + 1)) * weight;
-                    x += number(quads[p], comptime!(2 * r)) * weight;
-                    y += number(quads[p], comptime!(2 * r + 1)) * weight;
+                    all += as_f32(of_rows[p], comptime!(2 * r + 1)) * weight;
+                    x += as_f32(quads[p], comptime!(2 * r)) * weight;
+                    y += as_f32(quads[p], comptime!(2 * r + 1)) * weight;
                 }
                 total[r] = all;
                 sum.insert(comptime!(2 * r), x);
@@ -227,11 +198,57 @@ impl Part {
         }
         #[unroll]
         for r in 0..2usize {
-            let inverse = 1.0 / total[r];
+            let inverse = select(total[r] == 0.0, f32::new(0.0), 1.0 / total[r]);
             sum.insert(comptime!(2 * r), sum.extract(comptime!(2 * r)) * inverse);
             sum.insert(comptime!(2 * r + 1), sum.extract(comptime!(2 * r + 1)) * inverse);
         }
         sum
+    }
+
+    /// Takes a quad of the parts from `first` on, the sums and the statistics beside them, as soon as all are there, and
+    /// leaves their places vacant. Past the last part that one again.
+    fn take(
+        &self,
+        quads: &mut Array<Quad>,
+        of_rows: &mut Array<Quad>,
+        sums: u64,
+        statistics: u64,
+        first: u32,
+        unit: u32,
+    ) {
+        let mut vacant = true.runtime();
+        while vacant {
+            #[unroll]
+            for p in 0..TOGETHER {
+                let step = self.step_to(first + comptime!(p as u32));
+                of_rows[p] = load_words_now(statistics + step);
+                quads[p] = load_words_now(sums + step);
+            }
+            vacant = false;
+            #[unroll]
+            for p in 0..TOGETHER {
+                #[unroll]
+                for e in 0..4usize {
+                    vacant =
+                        vacant || of_rows[p].extract(e) == VACANT || quads[p].extract(e) == VACANT;
+                }
+            }
+        }
+        // All four units of a row have found its statistics.
+        sync_plane();
+        #[unroll]
+        for p in 0..TOGETHER {
+            let step = self.step_to(first + comptime!(p as u32));
+            store_words_now(sums + step, Quad::new(VACANT));
+            if unit % 4 == comptime!(p as u32 % 4) {
+                store_words_now(statistics + step, Quad::new(VACANT));
+            }
+        }
+    }
+
+    /// Bytes from the first part to another.
+    fn step_to(&self, part: u32) -> u64 {
+        u64::cast_from(min(part, self.parts - 1)) * self.step
     }
 }
 
@@ -254,6 +271,6 @@ fn words(numbers: Vector<f32, Const<4>>) -> Quad {
 }
 
 #[cube]
-fn number(words: Quad, #[comptime] at: usize) -> f32 {
+fn as_f32(words: Quad, #[comptime] at: usize) -> f32 {
     f32::reinterpret(words.extract(at))
 }

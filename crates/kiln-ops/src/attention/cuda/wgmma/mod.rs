@@ -92,7 +92,7 @@ pub(crate) fn forward(problem: &Problem, o: &HeadsView, lse: Option<&CubeTensor>
             maps::map(o, sizes, queries, 64),
             lse.into_buffer_arg(),
             documents.into_buffer_arg(),
-            launch::counters::argument(client, "attention", 2),
+            launch::kept::counters(client, "attention", 2),
             places(p, o, tiles, total),
             forward,
             dtype_to_elem_type(dtype),

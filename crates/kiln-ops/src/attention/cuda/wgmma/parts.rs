@@ -18,6 +18,7 @@ use super::softmax::{RowPair, begin};
 use super::{maps, places, takes};
 use crate::attention::problem::{HeadsView, Problem, Sizes};
 use crate::attention::simt::{block::Heads, heads};
+use crate::device::Hardware;
 use crate::launch;
 use crate::tile::cuda::fragment::{offset, origin, row_sum};
 use crate::tile::cuda::pipeline::{PipelineState, rings_ready};
@@ -50,11 +51,16 @@ pub(crate) struct Parts {
     pub(crate) count: usize,
     /// Keys of each, a multiple of those of a block.
     pub(crate) length: usize,
+    /// Cubes that are there at a time.
+    pub(crate) slots: usize,
 }
 
-/// Whether the cubes of so many parts can [meet], on so many multiprocessors.
+/// Whether the cubes of so many parts can [meet], of which `slots` are there at a time.
 pub(crate) fn can_meet(problem: &Problem, parts: usize, slots: usize) -> bool {
-    problem.sizes.batches * problem.sizes.kv_heads * parts <= slots
+    let s = &problem.sizes;
+    let multiprocessors = Hardware::of(&problem.q.tensor.client).multiprocessors;
+    let batches = launch::limits::reckoned(s.batches).max(s.batches);
+    batches * s.kv_heads * parts <= slots && multiprocessors.is_none_or(|all| slots <= all as usize)
 }
 
 /// Writes o, by the [`plan`] and of parts that [can meet](can_meet).
@@ -68,8 +74,8 @@ pub(crate) fn attend_meeting(
     let s = &problem.sizes;
     debug_assert!(o.fits(s.width, 2));
     let client = &o.tensor.client;
-    let words = launch::multiprocessors(client) * meet::part_bytes(&forward) / 4;
-    let sums = launch::counters::vacant(client, "attention of parts", words);
+    let words = parts.slots * meet::part_bytes(&forward) / 4;
+    let sums = launch::kept::vacant(client, "attention of parts", words);
     let statistics = launch::unused(&o.tensor, DType::F32).into_buffer_arg();
     run(problem, Some(o), [sums, statistics], forward, parts, address);
 }
@@ -98,7 +104,7 @@ fn run(
     let (p, s) = (problem, &problem.sizes);
     let client = &p.q.tensor.client;
     let group = s.heads / s.kv_heads;
-    let Parts { count: parts, length } = parts;
+    let Parts { count: parts, length, slots } = parts;
     debug_assert!(plan(p) == Some(forward) && length.is_multiple_of(forward.tile.keys));
     debug_assert!(parts * length >= s.keys && (parts - 1) * length < s.keys);
     // The heads that read the same keys as the queries of one.
@@ -109,16 +115,22 @@ fn run(
         ..p.q.clone()
     };
     let total = parts * s.kv_heads * s.batches;
-    let slots = launch::multiprocessors(client);
     let unused = launch::unused(&p.q.tensor, DType::U32);
     let meets = o.is_some();
-    debug_assert!(!meets || can_meet(p, parts, slots));
-    let no_o = HeadsView { tensor: launch::unused(&p.q.tensor, p.q.tensor.dtype), first: 0, ..p.q };
+    // Who waits for a cube that is not there waits for ever.
+    assert!(!meets || total <= slots, "{total} cubes, expected {slots} at most");
+    let nowhere = || HeadsView {
+        tensor: launch::unused(&p.q.tensor, p.q.tensor.dtype),
+        first: 0,
+        batch_stride: 0,
+        head_stride: 0,
+        row_stride: 0,
+    };
     let keys = [s.kv_heads, s.keys];
     let (scale, cap) = places::factors(p);
     let all_heads = (s.batches * s.kv_heads) as u32;
-    // SAFETY: TMA keeps to the shapes of its maps; there are sums and statistics for all parts, of which each begins
-    // before the last key; rows are checked against the group, which is not larger than a tile.
+    // SAFETY: TMA keeps to the shapes of its maps; there are sums and statistics for all parts, or for as many as there are
+    // slots, of which each begins before the last key; rows are checked against the group, which is not larger than a tile.
     unsafe {
         attention_parts_kernel::launch_unchecked(
             client,
@@ -131,8 +143,8 @@ fn run(
             sums,
             statistics,
             unused.into_buffer_arg(),
-            heads(o.unwrap_or(&no_o), 2),
-            launch::counters::argument(client, "attention", 2),
+            heads(&o.cloned().unwrap_or_else(nowhere), 2),
+            launch::kept::counters(client, "attention", 2),
             PlacesLaunch::new(
                 total as u32,
                 parts as u32,

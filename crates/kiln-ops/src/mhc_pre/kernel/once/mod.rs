@@ -101,7 +101,7 @@ impl Plan {
                 parts.into_buffer_arg(),
                 match once.cubes {
                     1 => launch::unused(x, DType::U32).into_buffer_arg(),
-                    _ => launch::counters::argument(client, "mhc_pre", COUNTERS),
+                    _ => launch::kept::counters(client, "mhc_pre", COUNTERS),
                 },
                 sizes,
                 once,
