@@ -36,6 +36,17 @@ pub struct Filter {
     pub without: Vec<String>,
 }
 
+impl std::fmt::Display for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pass = self.pass.map(|pass| format!("{pass:?}").to_lowercase());
+        let given =
+            [("op", &self.op), ("pass", &pass), ("shape", &self.shape), ("dtype", &self.dtype)];
+        let given = given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        let given: Vec<_> = given.map(|(name, value)| format!("{name} = `{value}`")).collect();
+        f.write_str(&given.join(", "))
+    }
+}
+
 impl Filter {
     fn takes(&self, (op, pass, shape, dtype): &Key) -> bool {
         let is = |wanted: &Option<String>, found: &str| {
@@ -103,7 +114,7 @@ impl Cells {
                     cells.retain(|column, _| !filter.without.contains(column));
                 }
                 if self.keys.len() == before {
-                    return Err(format!("no run has a row that is {filter:?}"));
+                    return Err(format!("no run has a row with {filter}"));
                 }
             }
         }

@@ -121,8 +121,8 @@ pub fn table(run: &Run, markdown: bool) -> String {
             c.copy_gbps, c.matmul_tflops, c.launch_us
         );
     }
-    if run.rows.iter().any(|row| row.bytes < 4e6) {
-        text += "\nBelow 4 MB a pass is bound by its launch, not by memory.";
+    if run.rows.iter().any(|row| row.recorded && row.bytes < 4e6) {
+        text += "\nBelow 4 MB a pass of a GPU is bound by its launch, not by memory.";
     }
     text + &format!("\n{}", run.conditions())
 }

@@ -159,10 +159,14 @@ fn check(args: &Args) -> anyhow::Result<()> {
 
 fn compare(args: &Args) -> anyhow::Result<ExitCode> {
     let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
+    let runs = runs?;
+    if let Some((path, _)) = args.compare.iter().zip(&runs).find(|(_, run)| run.rows.is_empty()) {
+        bail!("{}: a run without rows", path.display());
+    }
     match &args.svg {
-        Some(path) => write(path, &bench::picture(&runs?).map_err(|e| anyhow!(e))?)?,
+        Some(path) => write(path, &bench::picture(&runs).map_err(|e| anyhow!(e))?)?,
         None => {
-            let compared = bench::compare(&runs?, &Selection::default(), args.markdown);
+            let compared = bench::compare(&runs, &Selection::default(), args.markdown);
             print(compared.map_err(|e| anyhow!(e))?);
         }
     }
@@ -192,6 +196,10 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());
+    }
+    if let Some(folder) = &args.data {
+        let failed = || format!("--data: cannot make {}", folder.display());
+        std::fs::create_dir_all(folder).with_context(failed)?;
     }
     let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
     for asked in &only {
@@ -331,12 +339,13 @@ fn write_run(path: &Path, run: &Run) -> anyhow::Result<()> {
 
 /// Makes the tables of pages anew, or says which are not up to date.
 fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
-    let mut stale = false;
+    let (mut stale, mut any) = (false, false);
     for page in pages(paths)? {
         let name = page.display();
         let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {name}"))?;
         let folder = page.parent().unwrap_or(Path::new(""));
         let open = |file: &str| read(&folder.join(file)).map_err(|e| format!("{e:#}"));
+        any |= text.lines().any(|line| line == "<!-- table");
         let made = bench::rewrite(&text, &open).map_err(|e| anyhow!("{name}: {e}"))?;
         if made == text {
             continue;
@@ -351,6 +360,10 @@ fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
             write(&page, &made)?;
             print(format_args!("{name}: tables made anew"));
         }
+    }
+    if !any {
+        let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        bail!("--tables: no `<!-- table` in the Markdown pages of {}", paths.join(", "));
     }
     Ok(if stale && check { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

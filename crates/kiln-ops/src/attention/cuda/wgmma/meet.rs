@@ -4,7 +4,7 @@
 //! parts for its share of these. There is no counter and no fence: memory is [vacant](VACANT) until a number comes, and
 //! whoever has found it makes it vacant again. (67 MB of keys and values on an H200, 64 heads: 24.5 µs with a kernel for
 //! the sums alone, which begins once the last cube has ended; 23.8 with counters, of which reading took three whether a
-//! cube waited or not; TIME so.) What has been left stays in the cache, as keys and values leave it first; written back it would
+//! cube waited or not; 22.6 so.) What has been left stays in the cache, as keys and values leave it first; written back it would
 //! take 2 µs.
 //!
 //! Waiting wants all cubes of a launch on the device at a time. A multiprocessor takes one, so there are no more than

@@ -60,7 +60,7 @@ pub(crate) fn can_meet(problem: &Problem, parts: usize, slots: usize) -> bool {
     let s = &problem.sizes;
     let multiprocessors = Hardware::of(&problem.q.tensor.client).multiprocessors;
     let batches = launch::limits::reckoned(s.batches).max(s.batches);
-    batches * s.kv_heads * parts <= slots && multiprocessors.is_none_or(|all| slots <= all as usize)
+    batches * s.kv_heads * parts <= slots && multiprocessors.is_none_or(|all| slots <= all)
 }
 
 /// Writes o, by the [`plan`] and of parts that [can meet](can_meet).
