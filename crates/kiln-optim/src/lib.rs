@@ -27,9 +27,11 @@
 //! Burn's own `ModuleOptimizer` keys its state by random parameter ids and clips tensor by tensor;
 //! a run that is resumed bit for bit needs names, and a language model the global norm. Gradients
 //! are Burn's [`GradientsParams`](burn::optim::GradientsParams), added up over several backward
-//! passes by Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
+//! passes by Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator). A [`Rule`] is also an optimizer of Burn's,
+//! for what wants one.
 
 mod adamw;
+mod burn_optimizer;
 mod clip;
 mod groups;
 mod muon;
@@ -39,6 +41,7 @@ mod rule;
 mod state;
 
 pub use adamw::AdamWConfig;
+pub use burn_optimizer::RuleState;
 pub use clip::{clip_global_norm, global_norm};
 pub use groups::{Settings, below_rank_two};
 pub use kiln_ops::newton_schulz::Coefficients;
