@@ -74,7 +74,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             all.len() - 1
         });
         all[place].folders.push(folder);
-        all[place].records.push(metrics::read(&run.metrics())?);
+        let records = metrics::read(&run.metrics())?;
+        if records.is_empty() {
+            bail!("{} has no records yet", run.metrics().display());
+        }
+        all[place].records.push(records);
     }
     let mut table = Table::new();
     let style = match args.markdown {
@@ -86,14 +90,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut groups = Vec::new();
     for &Named { name, ref folders, ref records } in &all {
         let group = Group::new(name, records.iter().map(Vec::as_slice));
+        // What parts cells in Markdown is no part of a name.
+        let cell = |text: &str| match args.markdown {
+            true => text.replace('|', "\\|"),
+            false => text.to_string(),
+        };
+        let shown = cell(name);
         for ((folder, records), lowest) in folders.iter().zip(records).zip(group.lowest()) {
             let steps = records.last().map_or(0, |record| record.step);
             let rate = number(tokens_per_second(records), 0);
-            let folder = folder.display().to_string();
-            table.add_row([name, &folder, &steps.to_string(), &number(lowest, 4), &rate]);
+            let folder = cell(&folder.display().to_string());
+            table.add_row([&shown, &folder, &steps.to_string(), &number(lowest, 4), &rate]);
         }
         if folders.len() > 1 {
-            table.add_row([name, "mean", "", &number(group.mean(), 4), ""]);
+            table.add_row([shown.as_str(), "mean", "", &number(group.mean(), 4), ""]);
         }
         groups.push(group);
     }

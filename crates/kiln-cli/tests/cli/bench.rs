@@ -74,6 +74,17 @@ fn tables_of_pages_are_those_of_their_run_files() {
     fs::write(place.join("page.md"), page.replace("peers.json", "gone.json")).unwrap();
     let line = error(place, &check);
     assert!(line.contains("gone.json"), "{line}");
+
+    // What checks nothing says so, and an empty run is none.
+    fs::write(place.join("page.md"), "no table\n").unwrap();
+    let line = error(place, &check);
+    assert!(line.contains("no `<!-- table` in the Markdown pages of page.md"), "{line}");
+    let mut run: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(place.join("kiln.json")).unwrap()).unwrap();
+    run["rows"] = serde_json::json!([]);
+    fs::write(place.join("empty.json"), run.to_string()).unwrap();
+    let line = error(place, &["bench", "--compare", "empty.json"]);
+    assert!(line.contains("empty.json: a run without rows"), "{line}");
 }
 
 #[test]

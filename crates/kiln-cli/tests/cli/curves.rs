@@ -85,6 +85,11 @@ fn what_is_no_run_is_named() {
         let (status, out, _) = kiln(place, &["curves", "a", "--svg", "/dev/stdout"]);
         assert!(status == 0 && out.contains("1.5000") && out.contains("</svg>"), "{out}");
     }
+    let (status, out, _) = kiln(place, &["curves", "--markdown", "p|q=a"]);
+    assert!(status == 0 && out.contains("| p\\|q"), "{out}");
+    fs::write(place.join("a/metrics.jsonl"), "").unwrap();
+    let line = error(place, &["curves", "a"]);
+    assert!(line.contains("metrics.jsonl has no records yet"), "{line}");
     fs::write(place.join("a/metrics.jsonl"), "nonsense\n{}\n").unwrap();
     let line = error(place, &["curves", "a"]);
     assert!(line.contains("metrics.jsonl:1: expected a record of metrics"), "{line}");
