@@ -1,20 +1,20 @@
 //! A [`Rule`] behind Burn's own optimizer trait, one tensor at a time: for what takes Burn's
 //! [`ModuleOptimizer`](burn::optim::ModuleOptimizer), such as the `Learner` of burn-train.
 //!
-//! The formulas and their numbers are those of [`Optimizer`](crate::Optimizer), but nothing is batched, and the state is
-//! Burn's, by the ids of parameters.
+//! The formulas and their numbers are those of [`Optimizer`](crate::Optimizer), but nothing is batched, the state is
+//! Burn's, by the ids of parameters, and a parameter counts the steps in which it had a gradient.
 
-use crate::rule::{Member, Moved, Pace, Rule};
+use crate::rule::{KEPT, Member, Moved, Pace, Rule};
 use burn::optim::{self, LearningRate, RecordState, StateSink, StateSource};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
-/// What a rule keeps of one parameter.
+/// What a rule keeps of one parameter, in f32 for parameters of 16 bits too. That of another rule counts for nothing.
 #[derive(Clone)]
 pub struct RuleState<const D: usize> {
     /// Steps taken.
     steps: u64,
-    /// Such as the two moments of AdamW.
-    kept: Vec<Kept<D>>,
+    /// Such as the two moments of AdamW, and their names.
+    kept: Vec<(&'static str, Kept<D>)>,
 }
 
 /// Burn loads a state before it says for which device: onto the default one, which may not even be there.
@@ -28,7 +28,10 @@ impl<const D: usize> Kept<D> {
     fn to_device(self, device: &Device) -> Tensor<D> {
         match self {
             Self::Tensor(tensor) => tensor.to_device(device),
-            Self::Saved(data) => Tensor::from_data(data, device),
+            Self::Saved(data) => {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (device, dtype))
+            }
         }
     }
 
@@ -40,19 +43,20 @@ impl<const D: usize> Kept<D> {
     }
 }
 
-/// Leaves `steps`, `0`, `1`, … .
+/// Leaves `steps` and the names of what is kept.
 impl<const D: usize> RecordState for RuleState<D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         out.push_scalar(prefix, "steps", self.steps.into());
-        for (index, kept) in self.kept.iter().enumerate() {
-            out.push_tensor(prefix, &index.to_string(), kept.to_data());
+        for (name, kept) in &self.kept {
+            out.push_tensor(prefix, name, kept.to_data());
         }
     }
 
     fn state_unflatten(prefix: &str, src: &mut StateSource, _: &Device) -> Option<Self> {
         let steps = src.take_scalar(prefix, "steps")?.try_into().ok()?;
-        let saved = (0..).map_while(|index: usize| src.take_tensor(prefix, &index.to_string()));
-        Some(Self { steps, kept: saved.map(Kept::Saved).collect() })
+        let saved =
+            KEPT.into_iter().filter_map(|name| Some((name, src.take_tensor(prefix, name)?)));
+        Some(Self { steps, kept: saved.map(|(name, data)| (name, Kept::Saved(data))).collect() })
     }
 }
 
@@ -78,20 +82,26 @@ impl optim::Optimizer for Rule {
         grad: Tensor<D>,
         state: Option<RuleState<D>>,
     ) -> (Tensor<D>, Option<RuleState<D>>) {
-        let device = tensor.device();
-        let RuleState { steps, kept } = state.unwrap_or(RuleState { steps: 0, kept: vec![] });
-        let mut kept = kept.into_iter().map(|kept| kept.to_device(&device));
-        let state = self.state(D).iter().map(|_| kept.next()).collect();
+        let (device, dtype, names) = (tensor.device(), tensor.dtype(), self.state(D));
+        let saved = state.filter(|state| state.kept.iter().map(|(name, _)| name).eq(names));
+        let (steps, kept) = saved.map_or((0, vec![]), |state| (state.steps, state.kept));
+        let mut kept = kept.into_iter().map(|(_, kept)| kept.to_device(&device));
+        let state = names.iter().map(|_| kept.next()).collect();
         let steps = steps + 1;
         let pace = Pace { learning_rate: lr, step: steps };
-        let member = Member { value: tensor, grad, state };
+        let wide = match dtype {
+            DType::F16 | DType::BF16 => DType::F32,
+            wide => wide,
+        };
+        let member = Member { value: tensor.cast(wide), grad: grad.cast(wide), state };
         let moved = Rule::step(self, vec![member], pace).pop();
         let Moved { value, state } = moved.expect("one comes back for one");
-        (value, Some(RuleState { steps, kept: state.into_iter().map(Kept::Tensor).collect() }))
+        let kept = names.iter().copied().zip(state.into_iter().map(Kept::Tensor)).collect();
+        (value.cast(dtype), Some(RuleState { steps, kept }))
     }
 
     fn to_device<const D: usize>(state: RuleState<D>, device: &Device) -> RuleState<D> {
-        let kept = state.kept.into_iter().map(|kept| Kept::Tensor(kept.to_device(device)));
-        RuleState { kept: kept.collect(), ..state }
+        let moved = |(name, kept): (_, Kept<D>)| (name, Kept::Tensor(kept.to_device(device)));
+        RuleState { kept: state.kept.into_iter().map(moved).collect(), ..state }
     }
 }

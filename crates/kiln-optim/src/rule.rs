@@ -51,6 +51,9 @@ pub(crate) struct Moved<const D: usize> {
     pub(crate) state: Vec<Tensor<D>>,
 }
 
+/// The names of all that formulas keep.
+pub(crate) const KEPT: [&str; 3] = ["momentum", "first", "second"];
+
 impl Rule {
     /// What the formula keeps of a parameter of this rank from step to step, each in f32 and of its shape. These are
     /// names in checkpoints.
