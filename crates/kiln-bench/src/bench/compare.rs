@@ -251,7 +251,8 @@ mod tests {
         assert_eq!(without("jax").unwrap_err(), error);
         let none = Filter { op: Some("rope".into()), ..Filter::default() };
         let wrong = Selection { rows: vec![none], ..Selection::default() };
-        assert!(compare(&runs, &wrong, true).unwrap_err().contains("rope"));
+        let error = "no run has a row with op = `rope`";
+        assert_eq!(compare(&runs, &wrong, true).unwrap_err(), error);
     }
 
     #[test]

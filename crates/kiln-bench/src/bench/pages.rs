@@ -29,14 +29,17 @@ struct Comment {
     brief: bool,
 }
 
-/// The page with its tables made anew from the files that they name, which `read` opens. What stands in a
-/// code block is no table.
+/// The page with its tables made anew from the files that they name, which `read` opens, and how many there are. What
+/// stands in a code block is no table.
 ///
 /// # Errors
 ///
 /// One line that says where a comment is not what it should be, or why its runs make no table.
-pub fn rewrite(page: &str, read: &dyn Fn(&str) -> Result<Run, String>) -> Result<String, String> {
-    let mut made = String::with_capacity(page.len());
+pub fn rewrite(
+    page: &str,
+    read: &dyn Fn(&str) -> Result<Run, String>,
+) -> Result<(String, usize), String> {
+    let (mut made, mut tables) = (String::with_capacity(page.len()), 0);
     let mut code = false;
     let mut lines = page.split_inclusive('\n').zip(1..);
     while let Some((line, number)) = lines.next() {
@@ -67,8 +70,9 @@ pub fn rewrite(page: &str, read: &dyn Fn(&str) -> Result<Run, String>) -> Result
             Selection { rows: comment.rows, columns: comment.columns, brief: comment.brief };
         let table = compare(&runs, &selection, true).map_err(|e| wrong(&e))?;
         made += &format!("\n{table}\n\n{end}");
+        tables += 1;
     }
-    Ok(made)
+    Ok((made, tables))
 }
 
 #[cfg(test)]
@@ -91,14 +95,15 @@ mod tests {
     #[test]
     fn a_table_is_made_anew_and_the_rest_stays() {
         let page = format!("# Title\n\n{COMMENT}| old |\n<!-- end -->\nafter");
-        let made = rewrite(&page, &read).unwrap();
+        let (made, tables) = rewrite(&page, &read).unwrap();
+        assert_eq!(tables, 1);
         assert!(made.starts_with(&format!("# Title\n\n{COMMENT}\n| operator |")), "{made}");
         assert!(made.contains("| 150 µs (2000 GB/s), 1.50× |\n\n× is the time"), "{made}");
         assert!(made.ends_with("`kiln bench`\n\n<!-- end -->\nafter"), "{made}");
-        assert_eq!(rewrite(&made, &read).unwrap(), made);
+        assert_eq!(rewrite(&made, &read).unwrap(), (made, 1));
         for untouched in ["", "no table\n", &format!("```text\n{COMMENT}old\n<!-- end -->\n```\n")]
         {
-            assert_eq!(rewrite(untouched, &read).unwrap(), untouched);
+            assert_eq!(rewrite(untouched, &read).unwrap(), (untouched.to_string(), 0));
         }
     }
 

@@ -160,9 +160,6 @@ fn check(args: &Args) -> anyhow::Result<()> {
 fn compare(args: &Args) -> anyhow::Result<ExitCode> {
     let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
     let runs = runs?;
-    if let Some((path, _)) = args.compare.iter().zip(&runs).find(|(_, run)| run.rows.is_empty()) {
-        bail!("{}: a run without rows", path.display());
-    }
     match &args.svg {
         Some(path) => write(path, &bench::picture(&runs).map_err(|e| anyhow!(e))?)?,
         None => {
@@ -197,10 +194,6 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());
     }
-    if let Some(folder) = &args.data {
-        let failed = || format!("--data: cannot make {}", folder.display());
-        std::fs::create_dir_all(folder).with_context(failed)?;
-    }
     let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
     for asked in &only {
         if ops.iter().all(|op| bench::cases_of(*op, scale, std::slice::from_ref(asked)).is_empty())
@@ -225,6 +218,10 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     }
     expect_writable(args.json.as_deref())?;
     expect_writable(args.policy.as_deref())?;
+    if let Some(folder) = &args.data {
+        let failed = || format!("--data: cannot make {}", folder.display());
+        std::fs::create_dir_all(folder).with_context(failed)?;
+    }
     if args.ladder {
         return ladder(&args, &opened, dtype);
     }
@@ -339,14 +336,14 @@ fn write_run(path: &Path, run: &Run) -> anyhow::Result<()> {
 
 /// Makes the tables of pages anew, or says which are not up to date.
 fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
-    let (mut stale, mut any) = (false, false);
+    let (mut stale, mut all) = (false, 0);
     for page in pages(paths)? {
         let name = page.display();
         let text = std::fs::read_to_string(&page).with_context(|| format!("cannot read {name}"))?;
         let folder = page.parent().unwrap_or(Path::new(""));
         let open = |file: &str| read(&folder.join(file)).map_err(|e| format!("{e:#}"));
-        any |= text.lines().any(|line| line == "<!-- table");
-        let made = bench::rewrite(&text, &open).map_err(|e| anyhow!("{name}: {e}"))?;
+        let (made, tables) = bench::rewrite(&text, &open).map_err(|e| anyhow!("{name}: {e}"))?;
+        all += tables;
         if made == text {
             continue;
         }
@@ -361,7 +358,7 @@ fn tables(paths: &[PathBuf], check: bool) -> anyhow::Result<ExitCode> {
             print(format_args!("{name}: tables made anew"));
         }
     }
-    if !any {
+    if all == 0 {
         let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
         bail!("--tables: no `<!-- table` in the Markdown pages of {}", paths.join(", "));
     }
@@ -421,6 +418,9 @@ fn read(path: &Path) -> anyhow::Result<Run> {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let run: Run = serde_json::from_str(&text)
         .with_context(|| format!("{} is no run of the bench", path.display()))?;
+    if run.rows.is_empty() {
+        bail!("{}: a run without rows", path.display());
+    }
     let mut times = run.rows.iter().flat_map(|row| [row.us, row.us_low, row.us_high]);
     if let Some(us) = times.find(|us| !(us.is_finite() && *us > 0.0)) {
         bail!("{}: a time of {us} µs, expected one above 0", path.display());

@@ -85,6 +85,9 @@ fn tables_of_pages_are_those_of_their_run_files() {
     fs::write(place.join("empty.json"), run.to_string()).unwrap();
     let line = error(place, &["bench", "--compare", "empty.json"]);
     assert!(line.contains("empty.json: a run without rows"), "{line}");
+    let bench = ["bench", "rms_norm", "--device", "cpu", "--shapes", "small"];
+    let line = error(place, &[&bench[..], &["--data", "page.md/numbers"]].concat());
+    assert!(line.contains("--data: cannot make page.md/numbers"), "{line}");
 }
 
 #[test]

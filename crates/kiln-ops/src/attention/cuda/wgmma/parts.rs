@@ -55,12 +55,12 @@ pub(crate) struct Parts {
     pub(crate) slots: usize,
 }
 
-/// Whether the cubes of so many parts can [meet], of which `slots` are there at a time.
+/// Whether the cubes of so many parts can [meet] and write o, of which `slots` are there at a time.
 pub(crate) fn can_meet(problem: &Problem, parts: usize, slots: usize) -> bool {
     let s = &problem.sizes;
     let multiprocessors = Hardware::of(&problem.q.tensor.client).multiprocessors;
     let batches = launch::limits::reckoned(s.batches).max(s.batches);
-    batches * s.kv_heads * parts <= slots && multiprocessors.is_none_or(|all| slots <= all)
+    batches * s.kv_heads * parts <= slots && multiprocessors.is_some_and(|all| slots <= all)
 }
 
 /// Writes o, by the [`plan`] and of parts that [can meet](can_meet).
@@ -72,7 +72,7 @@ pub(crate) fn attend_meeting(
     address: AddressType,
 ) {
     let s = &problem.sizes;
-    debug_assert!(o.fits(s.width, 2));
+    assert!(o.fits(s.width, 2), "elements are written in pairs");
     let client = &o.tensor.client;
     let words = parts.slots * meet::part_bytes(&forward) / 4;
     let sums = launch::kept::vacant(client, "attention of parts", words);
@@ -130,7 +130,8 @@ fn run(
     let (scale, cap) = places::factors(p);
     let all_heads = (s.batches * s.kv_heads) as u32;
     // SAFETY: TMA keeps to the shapes of its maps; there are sums and statistics for all parts, or for as many as there are
-    // slots, of which each begins before the last key; rows are checked against the group, which is not larger than a tile.
+    // slots, of which each begins before the last key; rows are checked against the group, which is not larger than a
+    // tile, and o has pairs.
     unsafe {
         attention_parts_kernel::launch_unchecked(
             client,
