@@ -25,7 +25,7 @@ enum Kept<const D: usize> {
 }
 
 impl<const D: usize> Kept<D> {
-    fn to_device(self, device: &Device) -> Tensor<D> {
+    fn on(self, device: &Device) -> Tensor<D> {
         match self {
             Self::Tensor(tensor) => tensor.to_device(device),
             Self::Saved(data) => {
@@ -85,7 +85,7 @@ impl optim::Optimizer for Rule {
         let (device, dtype, names) = (tensor.device(), tensor.dtype(), self.state(D));
         let saved = state.filter(|state| state.kept.iter().map(|(name, _)| name).eq(names));
         let (steps, kept) = saved.map_or((0, vec![]), |state| (state.steps, state.kept));
-        let mut kept = kept.into_iter().map(|(_, kept)| kept.to_device(&device));
+        let mut kept = kept.into_iter().map(|(_, kept)| kept.on(&device));
         let state = names.iter().map(|_| kept.next()).collect();
         let steps = steps + 1;
         let pace = Pace { learning_rate: lr, step: steps };
@@ -101,7 +101,7 @@ impl optim::Optimizer for Rule {
     }
 
     fn to_device<const D: usize>(state: RuleState<D>, device: &Device) -> RuleState<D> {
-        let moved = |(name, kept): (_, Kept<D>)| (name, Kept::Tensor(kept.to_device(device)));
+        let moved = |(name, kept): (_, Kept<D>)| (name, Kept::Tensor(kept.on(device)));
         RuleState { kept: state.kept.into_iter().map(moved).collect(), ..state }
     }
 }
