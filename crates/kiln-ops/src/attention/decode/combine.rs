@@ -60,11 +60,12 @@ pub(super) fn combine_kernel<E: Float, N: Size>(
             sum *= Vector::new(own);
             #[unroll]
             for i in 0..TOGETHER {
-                let there = first + comptime!(i * groups) < parts;
-                let weight = factor(found[comptime!(2 * i)] - next, ptx);
-                let weight = select(there, weight, f32::new(0.0));
-                total += found[comptime!(2 * i + 1)] * weight;
-                sum += sums_of[i] * Vector::new(weight);
+                // Nothing of what is past the last part, were it infinite.
+                if first + comptime!(i * groups) < parts {
+                    let weight = factor(found[comptime!(2 * i)] - next, ptx);
+                    total += found[comptime!(2 * i + 1)] * weight;
+                    sum += sums_of[i] * Vector::new(weight);
+                }
             }
         }
         // Nobody reads what was there.

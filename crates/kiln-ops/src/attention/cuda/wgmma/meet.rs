@@ -184,12 +184,13 @@ impl Part {
                 let mut y = sum.extract(comptime!(2 * r + 1)) * own;
                 #[unroll]
                 for p in 0..TOGETHER {
-                    let weight = exp2(as_f32(of_rows[p], comptime!(2 * r)) - next);
-                    let there = first + comptime!(p as u32) < self.parts;
-                    let weight = select(there, weight, f32::new(0.0));
-                    all += as_f32(of_rows[p], comptime!(2 * r + 1)) * weight;
-                    x += as_f32(quads[p], comptime!(2 * r)) * weight;
-                    y += as_f32(quads[p], comptime!(2 * r + 1)) * weight;
+                    // Nothing of what is past the last part, were it infinite.
+                    if first + comptime!(p as u32) < self.parts {
+                        let weight = exp2(as_f32(of_rows[p], comptime!(2 * r)) - next);
+                        all += as_f32(of_rows[p], comptime!(2 * r + 1)) * weight;
+                        x += as_f32(quads[p], comptime!(2 * r)) * weight;
+                        y += as_f32(quads[p], comptime!(2 * r + 1)) * weight;
+                    }
                 }
                 total[r] = all;
                 sum.insert(comptime!(2 * r), x);
