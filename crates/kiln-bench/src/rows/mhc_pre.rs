@@ -37,7 +37,7 @@ const SPEC: Spec = Spec {
             name: "phi",
             shape: &["M", "K"],
             holds: Holds::F32,
-            mean: 0.1,
+            mean: 0.0,
             fan_in: Some(1),
         },
         InputSpec { name: "alpha", shape: &["3"], holds: Holds::F32, mean: 1.0, fan_in: None },

@@ -155,13 +155,15 @@ fn of_input<N: Number>(
         let wanted = |class| N::exact(wanted(class, *target, classes, options));
         targeted.extend((0..classes).map(wanted));
     }
-    let storing: Vec<N> = grad.iter().map(|g| g.storing()).collect();
+    // Both are added up as one sum, in which a target's part stands while all others are added.
+    let stored: Vec<N> = grad.iter().map(|g| N::exact(g.value()) + g.storing()).collect();
     let times_weight =
         |of: &[N]| product(of, weight, rows, classes, width, false, true).into_iter();
-    let sums = times_weight(&exponentials).zip(times_weight(&targeted)).zip(times_weight(&storing));
+    let sums = times_weight(&exponentials).zip(times_weight(&targeted)).zip(times_weight(&stored));
     sums.enumerate()
-        .map(|(i, ((softmax, target), storing))| {
-            softmax * scales[i / width] - (target * factor).off_by(8.0) + storing
+        .map(|(i, ((softmax, target), stored))| {
+            let adding = stored - N::exact(stored.value());
+            softmax * scales[i / width] - (target * factor).off_by(8.0) + adding
         })
         .collect()
 }

@@ -46,13 +46,21 @@ pub fn forward<N: Number>(of: Inputs<'_, N>, n: usize, options: MhcPreOptions) -
     [h_in, h_post, h_res]
 }
 
-/// Whether results that are sums with these weights are rounded alike: where there is one weight and the others are as good
-/// as none, that weight may take numbers of few bits next to others, all on the same side: 1 − 2⁻¹³ does.
+/// A weight that is so much smaller than another is as good as none, and so near to a number it is as good as that.
+const CLOSE: f64 = 1.0 / 256.0;
+
+/// Whether results that are sums with these weights are rounded alike: where there is one weight, it may take numbers of few
+/// bits next to others, all on the same side: 1 − 2⁻¹³ does. So may several that are all close to numbers of two bits, as
+/// those of saturated sigmoids are: without what they lack the sums would be halfway between numbers as often as not.
 fn rounds_alike<N: Number>(weights: &[N]) -> bool {
-    let mut sizes: Vec<f64> = weights.iter().map(|weight| weight.value().abs()).collect();
-    sizes.sort_by(f64::total_cmp);
-    let largest = sizes.pop().unwrap_or_default();
-    sizes.pop().is_none_or(|second| second < largest / 256.0)
+    let sizes: Vec<f64> = weights.iter().map(|weight| weight.value().abs()).collect();
+    let largest = sizes.iter().copied().fold(0.0, f64::max);
+    let count: Vec<f64> = sizes.into_iter().filter(|size| *size >= CLOSE * largest).collect();
+    let close = |size: &f64| {
+        let whole = 2.0 * size / size.log2().floor().exp2();
+        (whole - whole.round()).abs() <= CLOSE * whole
+    };
+    count.len() < 2 || count.iter().all(close)
 }
 
 /// dx, dφ, dα, dbias and dγ from the cotangents.
