@@ -24,7 +24,7 @@ pub type Outputs<N> = [Vec<N>; 3];
 
 /// h_in, h_post and h_res.
 pub fn forward<N: Number>(of: Inputs<'_, N>, n: usize, options: MhcPreOptions) -> Outputs<N> {
-    let phi = scaled(&of);
+    let phi = beside_halves(&scaled(&of));
     let [mut h_in, mut h_post, mut h_res] = [const { vec![] }; 3];
     for x in of.x.chunks_exact(phi.len() / of.bias.len()) {
         let token = Token::new(x, &phi, &of, n, options);
@@ -102,7 +102,7 @@ pub fn tokens_backward<N: Number>(
     options: MhcPreOptions,
     [dh_in, dh_post, dh_res]: [&[N]; 3],
 ) -> Tokens<N> {
-    let phi = scaled(&of);
+    let phi = beside_halves(&scaled(&of));
     let width = phi.len() / of.bias.len();
     let (tokens, d) = (of.x.len() / width, width / n);
     let undone = match of.bias[0].path() {
@@ -171,7 +171,7 @@ pub fn over_tokens<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>) -> 
         let terms = (0..tokens * rows).filter(|at| part(at % rows, n) == which);
         N::sum(terms.map(|at| back.times_y[at]))
     });
-    let dm: Vec<N> = back.dm.iter().map(|dm| dm.beside_halves()).collect();
+    let dm = beside_halves(&back.dm);
     let dphi = N::product(&dm, of.x, [rows, tokens, width], [true, false]);
     let (dphi, dgamma) = match of.gamma {
         [] => (dphi, vec![]),
@@ -196,6 +196,11 @@ fn scaled<'a, N: Number>(of: &Inputs<'a, N>) -> Cow<'a, [N]> {
     }
 }
 
+/// As they are multiplied with numbers of 16 bits.
+fn beside_halves<N: Number>(of: &[N]) -> Vec<N> {
+    of.iter().map(|x| x.beside_halves()).collect()
+}
+
 /// Which α belongs to row j.
 fn part(j: usize, n: usize) -> usize {
     (j / n).min(2)
@@ -215,10 +220,7 @@ impl<N: Number> Token<N> {
         let width = x.len();
         let squares = N::sum(x.iter().map(|x| *x * *x)) / width as f64;
         let r = (squares + options.norm_eps).rsqrt();
-        let row = |row: &[N]| {
-            let phi = row.iter().map(|phi| phi.beside_halves());
-            N::dot(phi.zip(x.iter().copied())) * r
-        };
+        let row = |row: &[N]| N::dot(row.iter().copied().zip(x.iter().copied())) * r;
         let y: Vec<N> = phi.chunks_exact(width).map(row).collect();
         let given = |j: usize| y[j] * of.alpha[part(j, n)] + of.bias[j];
         Self {

@@ -134,19 +134,28 @@ type Element<'a> = Option<(f64, &'a Bounded)>;
 fn lines(elements: &[Element<'_>], columns: usize) -> Option<Worst> {
     let mut rows = vec![[Line::default(); 2]; elements.len().div_ceil(columns)];
     let mut cols = vec![[Line::default(); 2]; columns];
-    // By what they should be, so that those which should be the same number follow each other in every line.
-    let mut order: Vec<(f64, usize)> = vec![];
-    for (i, element) in elements.iter().enumerate() {
-        order.extend(element.map(|(_, of)| (of.value(), i)));
+    let alike = alike(elements);
+    let mut alone = vec![true; elements.len()];
+    alike.iter().for_each(|i| alone[*i] = false);
+    let row_by_row = elements.chunks(columns).zip(alone.chunks(columns)).zip(&mut rows);
+    for ((elements, alone), row) in row_by_row {
+        for ((element, alone), col) in elements.iter().zip(alone).zip(&mut cols) {
+            let Some((error, of)) = element else { continue };
+            for (lines, of_row) in [(&mut *row, true), (col, false)] {
+                for (line, weight) in lines.iter_mut().zip([1.0, of.value()]) {
+                    line.take(weight, *error, of.errors(), of_row);
+                    if *alone {
+                        line.round_alone(weight, of.errors());
+                    }
+                }
+            }
+        }
     }
-    order.sort_unstable_by(|(a, _), (b, _)| a.total_cmp(b));
-    for (value, i) in order {
-        let Some((error, of)) = elements[i] else { continue };
-        let (errors, deviation) = (of.errors(), of.errors().deviation());
-        let (row, col) = (&mut rows[i / columns], &mut cols[i % columns]);
-        for (line, shared) in [(row, errors.row), (col, errors.column)] {
-            for (line, weight) in line.iter_mut().zip([1.0, value]) {
-                line.take(value, weight, error, errors, [shared, deviation]);
+    for i in alike {
+        let Some((_, of)) = elements[i] else { continue };
+        for lines in [&mut rows[i / columns], &mut cols[i % columns]] {
+            for (line, weight) in lines.iter_mut().zip([1.0, of.value()]) {
+                line.round_alike(of.value(), weight, of.errors());
             }
         }
     }
@@ -162,6 +171,17 @@ fn lines(elements: &[Element<'_>], columns: usize) -> Option<Worst> {
     worst.and_then(|worst| worst.or(of(&rows, Place::Row)))
 }
 
+/// Elements of which there are others that should be the same number; those follow each other.
+fn alike(elements: &[Element<'_>]) -> Vec<usize> {
+    let mut order: Vec<(f64, usize)> = vec![];
+    for (i, element) in elements.iter().enumerate() {
+        order.extend(element.map(|(_, of)| (of.value(), i)));
+    }
+    order.sort_unstable_by(|(a, _), (b, _)| a.total_cmp(b));
+    let same = order.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
+    same.flatten().map(|(_, i)| *i).collect()
+}
+
 /// What is added up along a line, for one weight.
 ///
 /// Elements that should be the same number are made in the same way from the same numbers and are rounded alike:
@@ -174,31 +194,33 @@ struct Line {
     squares: f64,
     /// Σ|w|·bound: more than that no line is off.
     most: f64,
-    /// The number that the last elements should be, and what they are rounded by together.
+    /// The number that the last elements should be that are alike, and what they are rounded by together.
     value: f64,
     rounded: f64,
 }
 
 impl Line {
-    /// Takes an element in, after all that should be less.
-    fn take(
-        &mut self,
-        value: f64,
-        weight: f64,
-        error: f64,
-        errors: Errors,
-        [shared, deviation]: [f64; 2],
-    ) {
+    /// Takes an element in, but for what it is rounded by.
+    fn take(&mut self, weight: f64, error: f64, errors: Errors, of_row: bool) {
+        let size = weight.abs();
+        self.error += weight * error;
+        self.bias += size * errors.bias;
+        self.shared += size * if of_row { errors.row } else { errors.column };
+        self.most += size * errors.bound();
+    }
+
+    /// What an element is rounded by, independently of all others.
+    fn round_alone(&mut self, weight: f64, errors: Errors) {
+        self.squares += (weight * errors.deviation()).powi(2);
+    }
+
+    /// What an element is rounded by as others are that should be the same number, after all that should be less.
+    fn round_alike(&mut self, value: f64, weight: f64, errors: Errors) {
         if value != self.value {
             self.settle();
             self.value = value;
         }
-        let size = weight.abs();
-        self.error += weight * error;
-        self.bias += size * errors.bias;
-        self.shared += size * shared;
-        self.most += size * errors.bound();
-        self.rounded += size * deviation;
+        self.rounded += weight.abs() * errors.deviation();
     }
 
     /// The next elements are rounded independently of those before.
