@@ -182,16 +182,9 @@ pub fn bench(
         let line = format!("{name}: some of these shapes have --pass forward alone");
         progress(Progress::Note(&line));
     }
-    let mut implementations = vec![];
-    if gate::candidate(op, device) == Implementation::Fused {
-        implementations.push(Implementation::Fused);
-    }
-    implementations.push(Implementation::Reference);
     for case in cases {
         progress(Progress::Note(&format!("{name} {case}")));
-        let timed =
-            |of: &&Implementation| **of != Implementation::Reference || op.times_reference(&case);
-        let timed: Vec<_> = implementations.iter().filter(timed).copied().collect();
+        let timed = implementations(op, &case, device);
         if timed.is_empty() {
             let line = format!("{name} {case}: no kernel here, and the reference is too large");
             progress(Progress::Note(&line));
@@ -201,6 +194,15 @@ pub fn bench(
         progress(Progress::Timed(run));
     }
     Ok(())
+}
+
+/// What is timed of a case on a device: kernels, if there are any, and the reference, if it is not too large.
+pub fn implementations(op: &dyn Operator, case: &Case, device: &Device) -> Vec<Implementation> {
+    let there = |of: &Implementation| match of {
+        Implementation::Reference => op.times_reference(case),
+        _ => gate::candidate(op, device) == *of,
+    };
+    [Implementation::Fused, Implementation::Reference].into_iter().filter(there).collect()
 }
 
 /// What the gate has verified, and for a case that is timed in ways that its cases do not take.

@@ -216,6 +216,14 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(family) = args.tiles.filter(|name| !gate::runs(name, dtype, &opened.device)) {
         bail!("--tiles {family}: {} has no such tiles for {dtype:?}", opened.name);
     }
+    let can_be_timed = |op: &dyn Operator| {
+        let cases = bench::cases_of(op, scale, &only);
+        cases.iter().any(|case| !bench::implementations(op, case, &opened.device).is_empty())
+    };
+    if !ops.iter().any(|op| can_be_timed(*op)) {
+        let name = &opened.name;
+        bail!("{name} has no kernels for these shapes, which are too large for the reference");
+    }
     expect_writable(args.json.as_deref())?;
     expect_writable(args.policy.as_deref())?;
     if let Some(folder) = &args.data {

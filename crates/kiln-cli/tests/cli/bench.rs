@@ -19,8 +19,10 @@ fn what_cannot_be_done_is_said_before_anything_is_timed() {
     let place = place();
     let bench = ["bench", "matmul", "--device", "cpu"];
     let verify = ["verify", "rms_norm", "--device", "cpu"];
+    let bk = ["bench", "bk", "--device", "cpu"];
     for (args, more, named) in [
         (&bench, ["--tiles", "wgmma"], "--tiles wgmma: cpu has no such tiles"),
+        (&bk, ["--shapes", "lengths"], "cpu has no kernels for these shapes"),
         (&bench, ["--json", "no/run.json"], "cannot write no/run.json"),
         (&bench, ["--policy", "no/policy.toml"], "cannot write no/policy.toml"),
         (&verify, ["--json", "no/reports.json"], "cannot write no/reports.json"),
