@@ -155,7 +155,8 @@ fn of_input<N: Number>(
         let wanted = |class| N::exact(wanted(class, *target, classes, options));
         targeted.extend((0..classes).map(wanted));
     }
-    // Both are added up as one sum, in which a target's part stands while all others are added.
+    // Both are added up as one sum, in which a target's part stands while all others are added. (What adding up is off in
+    // the two alone is counted beside it, though it is part of that.)
     let stored: Vec<N> = grad.iter().map(|g| N::exact(g.value()) + g.storing()).collect();
     let times_weight =
         |of: &[N]| product(of, weight, rows, classes, width, false, true).into_iter();

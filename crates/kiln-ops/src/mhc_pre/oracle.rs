@@ -145,14 +145,13 @@ pub fn tokens_backward<N: Number>(
 
 /// dx.
 pub fn of_x<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>, dh_in: &[N]) -> Vec<N> {
-    let phi = scaled(&of);
+    let phi = beside_halves(&scaled(&of));
+    let dy: Vec<N> = back.dy.iter().map(|dy| dy.beside_halves().of_row()).collect();
     let (rows, width) = (of.bias.len(), phi.len() / of.bias.len());
     let d = width / n;
     let element = |place: usize| {
         let (token, at) = (place / width, place % width);
-        let dy = &back.dy[token * rows..][..rows];
-        let dy = |j: usize| dy[j].beside_halves().of_row();
-        let terms = (0..rows).map(|j| (phi[j * width + at].beside_halves(), dy(j)));
+        let terms = (0..rows).map(|j| (phi[j * width + at], dy[token * rows + j]));
         let through = N::dot(terms) * back.r[token];
         let direct = back.weights[token * n + at / d] * dh_in[token * d + at % d];
         (through - back.shrunk[token] * of.x[place] + direct).stored()

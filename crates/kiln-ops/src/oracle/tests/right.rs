@@ -349,7 +349,7 @@ fn sums_with_weights_of_almost_one_may_be_rounded_the_same_way() {
     for (format, streams) in [(Format::Bf16, 4), (Format::Bf16, 2), (Format::F16, 3)] {
         // Σ x is halfway between two numbers as often as not, and a little less is rounded down then.
         let weight = |i: usize| 1.0 - format.unit() / (16.0 + i as f64);
-        let width = 1 << 15;
+        let width = 1 << 14;
         let x = Random::new(2).normal(streams * width, 0.2, 1.0, format);
         let rows = streams * streams + 2 * streams;
         let phi = vec![0.0; rows * x.len()];

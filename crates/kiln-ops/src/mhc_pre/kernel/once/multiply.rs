@@ -107,7 +107,7 @@ pub(super) fn multiply(
             let step = warp + comptime!((m * WARPS) as u32);
             let certain = comptime!((m + 1) * WARPS <= once.all_steps());
             let there = certain || step < comptime!(once.all_steps() as u32);
-            // Beyond the last step φ is zero; x is that of the first, as what is behind the ring may be no number.
+            // Beyond the last step φ is zero; x is that of the first box, as what is behind the stage may be no number.
             let step = select(there, step, 0u32);
             let mut a = Array::<Vector<u32, Const<4>>>::new(1usize);
             a[0] = load_matrices(stage + step / 4 * comptime!(once.box_bytes() as u32), false);
