@@ -170,6 +170,33 @@ fn compare(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses operators and shapes without cases, and says which operators have none.
+fn expect_cases(
+    args: &Args,
+    ops: &[&'static dyn Operator],
+    scale: Scale,
+    only: &[String],
+) -> anyhow::Result<()> {
+    let shapes = args.shapes.to_possible_value().expect("no variant is skipped");
+    let shapes = shapes.get_name();
+    if ops.iter().all(|op| op.shapes(scale).is_empty()) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        bail!("{names}: no sizes to time with --shapes {shapes}");
+    }
+    for op in ops.iter().filter(|op| !args.ops.is_empty() && op.shapes(scale).is_empty()) {
+        say(format_args!("{}: nothing to time with --shapes {shapes}", op.spec().name));
+    }
+    for asked in only {
+        if ops.iter().all(|op| bench::cases_of(*op, scale, std::slice::from_ref(asked)).is_empty())
+        {
+            let all = ops.iter().flat_map(|op| op.shapes(scale)).map(|case| case.to_string());
+            let all = all.collect::<Vec<_>>().join("; ");
+            bail!("--case {asked}: expected one of these shapes: {all}");
+        }
+    }
+    Ok(())
+}
+
 fn time(args: Args) -> anyhow::Result<ExitCode> {
     let ops = super::operators(&args.ops)?;
     if args.ladder && args.ops != ["tril_matmul"] {
@@ -182,27 +209,11 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         Shapes::Thin => Scale::Thin,
         Shapes::Lengths => Scale::Lengths,
     };
-    let shapes = args.shapes.to_possible_value().expect("no variant is skipped");
-    let shapes = shapes.get_name();
-    if ops.iter().all(|op| op.shapes(scale).is_empty()) {
-        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
-        bail!("{names}: no sizes to time with --shapes {shapes}");
-    }
-    for op in ops.iter().filter(|op| !args.ops.is_empty() && op.shapes(scale).is_empty()) {
-        say(format_args!("{}: nothing to time with --shapes {shapes}", op.spec().name));
-    }
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());
     }
     let only: Vec<String> = args.only.iter().map(|shape| shape.replace('x', "×")).collect();
-    for asked in &only {
-        if ops.iter().all(|op| bench::cases_of(*op, scale, std::slice::from_ref(asked)).is_empty())
-        {
-            let all = ops.iter().flat_map(|op| op.shapes(scale)).map(|case| case.to_string());
-            let all = all.collect::<Vec<_>>().join("; ");
-            bail!("--case {asked}: expected one of these shapes: {all}");
-        }
-    }
+    expect_cases(&args, &ops, scale, &only)?;
     let opened = device::open(&args.device)?;
     say(format_args!("device: {}", opened.why));
     let dtype = match args.dtype.as_deref() {
