@@ -50,7 +50,7 @@ fn check(sizes: Sizes, options: AttentionOptions, device: &Device, way: Option<&
         let hopper = device::hardware(device).is_some_and(|hardware| hardware.wgmma);
         let tensor_cores = device::is_cuda(device) && dtype != DType::F32;
         let whole = queries == 1 && options.window.is_none_or(|window| window >= keys);
-        let on_wgmma = hopper && whole && (17..=64).contains(&together) && width % 8 == 0;
+        let on_wgmma = hopper && whole && (8..=64).contains(&together) && width % 8 == 0;
         let on_wgmma = tensor_cores && on_wgmma && options.scale.is_none_or(|scale| scale > 0.0);
         let on_mma = tensor_cores && together > 1 && matches!(width, 64 | 128 | 192 | 256);
         assert_eq!(plan.contains("on wgmma"), on_wgmma, "{what}: {plan}");

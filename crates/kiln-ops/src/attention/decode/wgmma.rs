@@ -11,7 +11,7 @@ use crate::launch;
 /// Query heads that read the same keys for which this is faster than mma.sync: (67 MB of
 /// keys and values in bf16 on an H100, one KV head, share of the copy bandwidth: 0.77 in place of 0.70 with 32 heads,
 /// 0.74 in place of 0.62 with 64. With 8 heads both are within two hundredths.)
-const FEWEST_TOGETHER: usize = 17;
+const FEWEST_TOGETHER: usize = 8;
 
 pub(super) struct Plan {
     forward: Forward,

@@ -111,12 +111,12 @@ fn forward_kernel(
         }
         let mut res = logits(inputs, token, r, &sizes, plan);
         if comptime!(plan.sinkhorn) {
-            sinkhorn::softmax(&mut res, n);
+            sinkhorn::softmax(&mut res, n, plan.ptx);
             sinkhorn::add(&mut res, sizes.hc_eps, n);
-            let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, false);
+            let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, false, plan.ptx);
             for _ in 1..sizes.repeats {
-                let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, true);
-                let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, false);
+                let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, true, plan.ptx);
+                let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, false, plan.ptx);
             }
         }
         #[unroll]
@@ -262,6 +262,7 @@ fn back_through_sinkhorn(
     token: usize,
     sizes: &Sizes,
     #[comptime] n: usize,
+    #[comptime] ptx: bool,
 ) {
     let tokens = sizes.tokens;
     let mut a = Array::<f32>::new(comptime!(n * n));
@@ -269,28 +270,28 @@ fn back_through_sinkhorn(
     for i in 0..comptime!(n * n) {
         a[i] = logits[i];
     }
-    sinkhorn::softmax(&mut a, n);
+    sinkhorn::softmax(&mut a, n, ptx);
     let mut p = Array::<f32>::new(comptime!(n * n));
     #[unroll]
     for i in 0..comptime!(n * n) {
         p[i] = a[i];
     }
     sinkhorn::add(&mut a, sizes.hc_eps, n);
-    let first = sinkhorn::divide(&mut a, sizes.hc_eps, n, false);
+    let first = sinkhorn::divide(&mut a, sizes.hc_eps, n, false, ptx);
     for repeat in 1..sizes.repeats {
-        let rows = sinkhorn::divide(&mut a, sizes.hc_eps, n, true);
+        let rows = sinkhorn::divide(&mut a, sizes.hc_eps, n, true, ptx);
         keep(sums, &rows, 2 * repeat - 2, token, tokens, n);
-        let columns = sinkhorn::divide(&mut a, sizes.hc_eps, n, false);
+        let columns = sinkhorn::divide(&mut a, sizes.hc_eps, n, false, ptx);
         keep(sums, &columns, 2 * repeat - 1, token, tokens, n);
     }
     for back in 1..sizes.repeats {
         let repeat = sizes.repeats - back;
         let columns = kept(&*sums, 2 * repeat - 1, token, tokens, n);
-        sinkhorn::undivide(g, &mut a, &columns, n, false);
+        sinkhorn::undivide(g, &mut a, &columns, n, false, ptx);
         let rows = kept(&*sums, 2 * repeat - 2, token, tokens, n);
-        sinkhorn::undivide(g, &mut a, &rows, n, true);
+        sinkhorn::undivide(g, &mut a, &rows, n, true, ptx);
     }
-    sinkhorn::undivide(g, &mut a, &first, n, false);
+    sinkhorn::undivide(g, &mut a, &first, n, false, ptx);
     sinkhorn::unsoftmax(g, &p, n);
 }
 
@@ -342,7 +343,7 @@ fn backward_kernel<C: Combine>(
             let logits = logits(inputs, token, r, &sizes, plan);
             // Those past the end would write the sums of the last token beside it.
             if own {
-                back_through_sinkhorn(&mut res, &logits, &mut out.sums, token, &sizes, n);
+                back_through_sinkhorn(&mut res, &logits, &mut out.sums, token, &sizes, n, plan.ptx);
             }
         }
         #[unroll]

@@ -5,7 +5,7 @@
 // Kernels have no `is_multiple_of`.
 #![allow(clippy::manual_is_multiple_of)]
 
-use super::multiply::multiply;
+use super::multiply::{Pair, multiply};
 use super::plan::{Once, TOKENS, WARPS};
 use super::weight::{Weighting, weight};
 use crate::tile::cuda::pipeline::{Ring, rings_ready};
@@ -65,7 +65,7 @@ pub(super) fn counter(
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn once_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
-    phi: &[f32],
+    phi: &[Pair],
     alpha: &[f32],
     bias: &[f32],
     h_in: &mut [E],

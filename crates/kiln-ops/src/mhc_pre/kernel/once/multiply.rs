@@ -12,27 +12,31 @@ use crate::tile::cuda::pipeline::{PipelineState, Ring};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
-/// φ at a row and a column of a stream, 0 outside.
+/// φ, two columns side by side.
+pub(super) type Pair = Vector<f32, Const<2>>;
+
+/// φ at a row and a column of a stream and the column after, 0 outside.
 #[cube]
 fn phi_at(
-    phi: &[f32],
+    phi: &[Pair],
     row: u32,
     stream: u32,
     column: u32,
     sizes: &Sizes,
     #[comptime] once: Once,
-) -> f32 {
+) -> Pair {
     let there = row < comptime!(once.rows as u32) && column < sizes.width;
     let width = sizes.width as usize;
     let at = row as usize * width * comptime!(once.streams) + stream as usize * width;
-    select(there, phi[select(there, at + column as usize, 0usize)], 0.0)
+    let pair = phi[select(there, at + column as usize, 0usize) / 2];
+    select(there, pair, Pair::new(0.0))
 }
 
 /// The part of φ of this lane: of each step of its warp, for each eight rows, two words of the first parts and two of the
 /// second ones, as an instruction takes them.
 #[cube]
 fn hold_phi(
-    phi: &[f32],
+    phi: &[Pair],
     warp: u32,
     place: &Place,
     sizes: &Sizes,
@@ -58,9 +62,8 @@ fn hold_phi(
             #[unroll]
             for half in 0..2usize {
                 let at = column + comptime!(8 * half as u32);
-                let first = phi_at(phi, row, stream, at, sizes, once);
-                let second = phi_at(phi, row, stream, at + 1, sizes, once);
-                let (high, low) = two_bf16(first, second);
+                let pair = phi_at(phi, row, stream, at, sizes, once);
+                let (high, low) = two_bf16(pair.extract(0usize), pair.extract(1usize));
                 four.insert(half, high);
                 four.insert(comptime!(2 + half), low);
             }
@@ -73,7 +76,7 @@ fn hold_phi(
 /// Multiplies all tokens of the group with this cube's part of φ.
 #[cube]
 pub(super) fn multiply(
-    phi: &[f32],
+    phi: &[Pair],
     shared: &mut Shared<[f32]>,
     parts: &mut [f32],
     warp: u32,

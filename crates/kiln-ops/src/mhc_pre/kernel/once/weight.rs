@@ -260,6 +260,12 @@ fn mixed(
     let token = first_token + row;
     let first = place.rank * comptime!((once.boxes * BOX) as u32) + vector * 8;
     let line = out + u64::cast_from(token) * u64::cast_from(sizes.width) * 2;
+    // All are on their way before the first is waited for.
+    let mut held = Array::<Vector<u32, Const<4>>>::new(comptime!(n * once.boxes));
+    #[unroll]
+    for i in 0..comptime!(n * once.boxes) {
+        held[i] = load_16_shared(from + comptime!((i * once.box_bytes()) as u32));
+    }
     #[unroll]
     for b in 0..comptime!(once.boxes) {
         let mut sums = Array::<f32>::new(8usize);
@@ -269,8 +275,7 @@ fn mixed(
         }
         #[unroll]
         for i in 0..n {
-            let words =
-                load_16_shared(from + comptime!(((i * once.boxes + b) * once.box_bytes()) as u32));
+            let words = held[comptime!(i * once.boxes + b)];
             #[unroll]
             for word in 0..4usize {
                 let (low, high) = bf16_pair(words.extract(word));
@@ -279,9 +284,8 @@ fn mixed(
             }
         }
         let column = first + comptime!((b * BOX) as u32);
-        if token < sizes.tokens && column < sizes.width {
-            store_eight(line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
-        }
+        let there = token < sizes.tokens && column < sizes.width;
+        store_eight_if(there, line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
     }
 }
 
