@@ -97,13 +97,16 @@ pub(super) fn once_kernel<E: Float>(
     if warp < comptime!(WARPS as u32) {
         multiply(phi, &mut shared, parts, warp, &ring, &place, &sizes, once);
     } else {
+        let owner = warp - comptime!(WARPS as u32);
         let of = Weighting {
             map: tensor_map_address(x),
             parts: global_address::<f32>(parts.as_ptr()),
             out: global_address::<E>(h_in.as_ptr()),
             alpha: alpha[0],
-            owner: warp - comptime!(WARPS as u32),
+            owner,
         };
-        weight(&of, mix, norm, &mut shared, counters, &ring, &place, &sizes, once);
+        if owner < stages {
+            weight(&of, mix, norm, &mut shared, counters, &ring, &place, &sizes, once);
+        }
     }
 }

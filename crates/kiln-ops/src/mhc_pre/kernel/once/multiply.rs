@@ -42,7 +42,8 @@ fn hold_phi(
     sizes: &Sizes,
     #[comptime] once: Once,
 ) -> Array<Vector<u32, Const<4>>> {
-    let (steps, eights, boxes) = comptime!((once.steps(), once.eights(), once.boxes as u32));
+    let (steps, eights) = comptime!((once.steps(), once.eights()));
+    let (streams, boxes) = comptime!((once.streams as u32, once.boxes as u32));
     let lane = UNIT_POS % 32;
     let mut held = Array::<Vector<u32, Const<4>>>::new(comptime!(steps * eights));
     #[unroll]
@@ -50,11 +51,11 @@ fn hold_phi(
         // Four steps are a box.
         let step = warp + comptime!((m * WARPS) as u32);
         let number = step / 4;
-        let (stream, within) = (number / boxes, number % boxes);
+        let (within, stream) = (number / streams, number % streams);
         let column =
             (place.rank * boxes + within) * comptime!(BOX as u32) + step % 4 * 16 + lane % 4 * 2;
         // Steps beyond the last have nothing.
-        let column = select(stream < comptime!(once.streams as u32), column, sizes.width);
+        let column = select(within < boxes, column, sizes.width);
         #[unroll]
         for e in 0..eights {
             let row = lane / 4 + comptime!(8 * e as u32);
@@ -138,8 +139,13 @@ pub(super) fn multiply(
                 squares[half] += other;
             }
         }
-        // What is there of the tokens two times before has been read: of those before, all have gone on.
-        let side = comptime!(once.sides_at() as u32) + number % 2 * comptime!(once.side() as u32);
+        // What is there of tokens before has been read: of two sides, by who has gone on to the other.
+        let sides = comptime!(once.sides as u32);
+        if comptime!(sides == 1) {
+            sync_units(1u32, comptime!(MULTIPLY as u32));
+        }
+        let side =
+            comptime!(once.sides_at() as u32) + number % sides * comptime!(once.side() as u32);
         let to = side + warp * comptime!(TOKENS as u32 * columns) + lane / 4 * columns;
         #[unroll]
         for half in 0..2usize {

@@ -4,18 +4,18 @@
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together: the rows of an instruction.
 pub(super) const TOKENS: usize = 16;
-/// Warps that multiply, and that weight.
+/// Warps that multiply, and as many that weight at most.
 pub(super) const WARPS: usize = 8;
 pub(super) const MULTIPLY: usize = 32 * WARPS;
-pub(super) const OWNERS: usize = 4;
-/// Registers of a unit that hold φ.
-const REGISTERS: usize = 120;
+pub(super) const UNITS: usize = 2 * MULTIPLY;
+/// Of 128 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
+const REGISTERS: usize = 96;
+const HELD: usize = 64;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
-/// Tokens in flight, in sixteens. There are no fewer stages than warps that take turns: so the one before in a stage has
-/// always been waited for.
-const STAGES: usize = 8;
-const FEW_STAGES: usize = OWNERS;
+/// Tokens in flight, in sixteens. Each stage has a warp that weights what comes through it, one after the other.
+const STAGES: usize = WARPS;
+const FEW_STAGES: usize = 4;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
 /// Counters of all groups.
@@ -32,6 +32,8 @@ pub(super) struct Once {
     /// Cubes that share tokens, each with a part of the columns.
     pub(super) cubes: usize,
     pub(super) stages: usize,
+    /// Places for what warps have of tokens that are taken together, one or two.
+    pub(super) sides: usize,
 }
 
 impl Once {
@@ -43,7 +45,7 @@ impl Once {
         memory: usize,
     ) -> Option<Self> {
         let rows = streams * (streams + 2);
-        let plan = |boxes, cubes| Self { streams, rows, boxes, cubes, stages: 0 };
+        let plan = |boxes, cubes| Self { streams, rows, boxes, cubes, stages: 0, sides: 2 };
         let all = width.div_ceil(BOX);
         let fits = |boxes: &usize| {
             let plan = plan(*boxes, 1);
@@ -53,9 +55,14 @@ impl Once {
         let boxes = all.div_ceil(all.div_ceil(most));
         let cubes = all.div_ceil(boxes);
         let plan = plan(boxes, cubes);
-        let room = memory.checked_sub(BESIDE + 4 * plan.words_beside())?;
-        let stages = (room / (plan.stage_bytes() + 16)).min(STAGES);
-        (stages >= FEW_STAGES && cubes <= multiprocessors).then_some(Self { stages, ..plan })
+        let stages = |sides| {
+            let room = memory.checked_sub(BESIDE + 4 * Self { sides, ..plan }.words_beside())?;
+            Some((room / (plan.stage_bytes() + 16)).min(STAGES))
+        };
+        // A second side saves a barrier, a stage more is worth that.
+        let (one, two) = (stages(1)?, stages(2)?);
+        let (sides, stages) = if one > two { (1, one) } else { (2, two) };
+        (stages >= FEW_STAGES && cubes <= multiprocessors).then_some(Self { stages, sides, ..plan })
     }
 
     /// Rows of φ in eights.
@@ -70,6 +77,11 @@ impl Once {
 
     pub(super) fn steps(&self) -> usize {
         self.all_steps().div_ceil(WARPS)
+    }
+
+    /// Boxes of each stream that a unit weights at a time.
+    pub(super) fn together(&self) -> usize {
+        (HELD / (4 * self.streams)).clamp(1, self.boxes)
     }
 
     /// Bytes of a box.
@@ -118,10 +130,10 @@ impl Once {
         if self.cubes > 1 { self.places() + 1 } else { 0 }
     }
 
-    /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have,
+    /// Words of shared memory after the ring: what warps have of sixteen tokens, what those that weight have,
     /// and biases.
     fn words_beside(&self) -> usize {
-        2 * self.side() + OWNERS * self.owned() + self.streams
+        self.sides * self.side() + STAGES * self.owned() + self.streams
     }
 
     /// y, the sums of the squares and the weights of tokens that are taken together.
@@ -135,11 +147,11 @@ impl Once {
     }
 
     pub(super) fn owned_at(&self) -> usize {
-        self.sides_at() + 2 * self.side()
+        self.sides_at() + self.sides * self.side()
     }
 
     pub(super) fn biases_at(&self) -> usize {
-        self.owned_at() + OWNERS * self.owned()
+        self.owned_at() + STAGES * self.owned()
     }
 
     pub(super) fn barriers_at(&self) -> usize {
@@ -167,7 +179,7 @@ mod tests {
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
-                assert!(plan.stages >= OWNERS, "{plan:?}");
+                assert!(plan.stages >= FEW_STAGES, "{plan:?}");
                 let groups = 132 / plan.cubes;
                 assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }

@@ -7,7 +7,8 @@
 
 use super::super::token::sigmoid;
 use super::kernel::{Place, Sizes, counter};
-use super::plan::{BOX, OWNERS, Once, TOKENS};
+use super::plan::{BOX, Once, TOKENS};
+use crate::exponential::reciprocal;
 use crate::tile::cuda::pipeline::Ring;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -20,7 +21,7 @@ pub(super) struct Weighting {
     pub(super) parts: u64,
     pub(super) out: u64,
     pub(super) alpha: f32,
-    /// Which of the warps.
+    /// Which of the warps, and which stage.
     pub(super) owner: u32,
 }
 
@@ -43,11 +44,11 @@ fn load(
     }
     sync_plane();
     // There are at most 24.
-    if lane < comptime!((once.streams * once.boxes) as u32) {
-        let to = place.base + stage * bytes + lane * comptime!(once.box_bytes() as u32);
-        let column = (place.rank * boxes + lane % boxes) * comptime!(BOX as u32);
-        let token = place.token(number, sizes);
-        tma_load(to, map, ring.filling(stage), column, token, lane / boxes);
+    if lane < boxes {
+        let all = comptime!((once.streams * once.box_bytes()) as u32);
+        let to = place.base + stage * bytes + lane * all;
+        let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
+        tma_load(to, map, ring.filling(stage), column, place.token(number, sizes), 0u32);
     }
 }
 
@@ -111,8 +112,9 @@ pub(super) fn weight(
         }
     }
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
-    for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
-        let (stage, phase) = (number % stages, number / stages);
+    let stage = of.owner;
+    for number in range_stepped(stage, place.count, stages) {
+        let phase = number / stages;
         ring.wait_released(stage, phase);
         if comptime!(cubes > 1) {
             let at = number % comptime!(once.places() as u32);
@@ -212,7 +214,7 @@ fn weights(
 ) {
     let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
     let all = comptime!(TOKENS as u32 * n);
-    let width = f32::cast_from(sizes.width * n);
+    let share = reciprocal(f32::cast_from(sizes.width * n));
     let first_token = place.token(number, sizes);
     for turn in 0..comptime!(all.div_ceil(32)) {
         let at = turn * 32 + UNIT_POS % 32;
@@ -220,7 +222,7 @@ fn weights(
             let (row, i) = (at / n, at % n);
             let from = owned + row * comptime!(n + 1);
             let squares = shared[(from + n) as usize];
-            let r = 1.0 / f32::sqrt(squares / width + sizes.norm_eps);
+            let r = f32::inverse_sqrt(squares * share + sizes.norm_eps);
             let y = shared[(from + i) as usize];
             let bias = shared[comptime!(once.biases_at()) + i as usize];
             let weight = sigmoid(of.alpha * (y * r) + bias, true) + sizes.hc_eps;
@@ -260,32 +262,38 @@ fn mixed(
     let token = first_token + row;
     let first = place.rank * comptime!((once.boxes * BOX) as u32) + vector * 8;
     let line = out + u64::cast_from(token) * u64::cast_from(sizes.width) * 2;
-    // All are on their way before the first is waited for.
-    let mut held = Array::<Vector<u32, Const<4>>>::new(comptime!(n * once.boxes));
+    let together = comptime!(once.together());
     #[unroll]
-    for i in 0..comptime!(n * once.boxes) {
-        held[i] = load_16_shared(from + comptime!((i * once.box_bytes()) as u32));
-    }
-    #[unroll]
-    for b in 0..comptime!(once.boxes) {
-        let mut sums = Array::<f32>::new(8usize);
+    for some in 0..comptime!(once.boxes.div_ceil(together)) {
+        // Some are on their way before the first is waited for.
+        let (begin, end) = comptime!((some * together, once.boxes.min((some + 1) * together)));
+        let mut held = Array::<Vector<u32, Const<4>>>::new(comptime!(n * together));
         #[unroll]
-        for e in 0..8usize {
-            sums[e] = f32::new(0.0);
+        for i in 0..comptime!(n * (end - begin)) {
+            let at = comptime!(((n * begin + i) * once.box_bytes()) as u32);
+            held[i] = load_16_shared(from + at);
         }
         #[unroll]
-        for i in 0..n {
-            let words = held[comptime!(i * once.boxes + b)];
+        for b in begin..end {
+            let mut sums = Array::<f32>::new(8usize);
             #[unroll]
-            for word in 0..4usize {
-                let (low, high) = bf16_pair(words.extract(word));
-                sums[comptime!(2 * word)] += weights[i] * low;
-                sums[comptime!(2 * word + 1)] += weights[i] * high;
+            for e in 0..8usize {
+                sums[e] = f32::new(0.0);
             }
+            #[unroll]
+            for i in 0..n {
+                let words = held[comptime!((b - begin) * n + i)];
+                #[unroll]
+                for word in 0..4usize {
+                    let (low, high) = bf16_pair(words.extract(word));
+                    sums[comptime!(2 * word)] += weights[i] * low;
+                    sums[comptime!(2 * word + 1)] += weights[i] * high;
+                }
+            }
+            let column = first + comptime!((b * BOX) as u32);
+            let there = token < sizes.tokens && column < sizes.width;
+            store_eight_if(there, line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
         }
-        let column = first + comptime!((b * BOX) as u32);
-        let there = token < sizes.tokens && column < sizes.width;
-        store_eight_if(there, line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
     }
 }
 
@@ -296,7 +304,7 @@ fn leave(counters: &mut [Atomic<u32>], group: u32, #[comptime] once: Once) {
     gpu_asm!("fence.acq_rel.gpu;");
     let done = counters[first + comptime!(once.places())].fetch_add(1u32) + 1;
     gpu_asm!("fence.acq_rel.gpu;");
-    if done == comptime!((once.cubes * OWNERS) as u32) {
+    if done == comptime!((once.cubes * once.stages) as u32) {
         for i in 0..comptime!(once.counters()) {
             counters[first + i].store(0u32);
         }
