@@ -5,7 +5,7 @@
 // Kernels have no `is_multiple_of`.
 #![allow(clippy::manual_is_multiple_of)]
 
-use super::multiply::{Pair, multiply};
+use super::multiply::{fetch_phi, multiply};
 use super::plan::{Once, TOKENS, WARPS};
 use super::weight::{Weighting, weight};
 use crate::tile::cuda::pipeline::{Ring, rings_ready};
@@ -65,7 +65,7 @@ pub(super) fn counter(
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn once_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
-    phi: &[Pair],
+    phi: &[f32],
     alpha: &[f32],
     bias: &[f32],
     h_in: &mut [E],
@@ -83,6 +83,10 @@ pub(super) fn once_kernel<E: Float>(
     let barriers = base + comptime!(once.barriers_at() as u32);
     // Released by the warps that multiply; the one that weights comes after them, and fills it again.
     let ring = Ring::new(barriers, stages, 1u32, comptime!(WARPS as u32));
+    let phi_arrived = base + comptime!(once.phi_barrier_at() as u32);
+    if UNIT_POS == 0 {
+        barrier_init(phi_arrived, comptime!(once.pieces() as u32));
+    }
     let cube = CUBE_POS as u32;
     let (group, rank) = (cube / comptime!(once.cubes as u32), cube % comptime!(once.cubes as u32));
     let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
@@ -95,9 +99,11 @@ pub(super) fn once_kernel<E: Float>(
     // The same in all lanes, and known to be.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp < comptime!(WARPS as u32) {
-        multiply(phi, &mut shared, parts, warp, &ring, &place, &sizes, once);
+        multiply(&mut shared, parts, warp, &ring, phi_arrived, &place, &sizes, once);
     } else {
         let owner = warp - comptime!(WARPS as u32);
+        let phi = global_address::<f32>(phi.as_ptr());
+        fetch_phi(phi, owner, phi_arrived, &place, &sizes, once);
         let of = Weighting {
             map: tensor_map_address(x),
             parts: global_address::<f32>(parts.as_ptr()),
@@ -105,8 +111,6 @@ pub(super) fn once_kernel<E: Float>(
             alpha: alpha[0],
             owner,
         };
-        if owner < stages {
-            weight(&of, mix, norm, &mut shared, counters, &ring, &place, &sizes, once);
-        }
+        weight(&of, mix, norm, &mut shared, counters, &ring, &place, &sizes, once);
     }
 }

@@ -3,8 +3,8 @@
 //! A cube holds a part of φ in registers, as the sum of two bf16: the columns of all streams from one place to another.
 //! As many cubes as that takes for all columns are a group and go through the same tokens, sixteen at a time, which TMA
 //! brings into a ring of stages. Eight warps multiply them with φ and add up squares; what a cube has of a token's sums
-//! it leaves in the workspace. Each stage has one more warp: it waits until all cubes of the group have left their sums,
-//! adds them up, in order, and weights the streams, which still are in shared memory.
+//! it leaves in the workspace. Four more warps take sixteen tokens each in turn: one waits until all cubes of the group
+//! have left their sums, adds them up, in order, and weights the streams, which still are in shared memory.
 //!
 //! The cubes of a group wait for each other, so all of them have to run at a time. There are no more cubes than
 //! multiprocessors, each has one for itself, and the cubes of a group follow each other: of a launch at most one group

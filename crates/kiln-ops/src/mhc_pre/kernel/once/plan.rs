@@ -1,21 +1,25 @@
 //! Which cube takes what.
 
+use crate::tile::cuda::pipeline::barrier_bytes;
+
 /// Columns of a box of TMA: 128 bytes.
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together: the rows of an instruction.
 pub(super) const TOKENS: usize = 16;
-/// Warps that multiply, and as many that weight at most.
+/// Warps that multiply, and that weight.
 pub(super) const WARPS: usize = 8;
 pub(super) const MULTIPLY: usize = 32 * WARPS;
-pub(super) const UNITS: usize = 2 * MULTIPLY;
-/// Of 128 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
-const REGISTERS: usize = 96;
-const HELD: usize = 64;
+pub(super) const OWNERS: usize = 4;
+pub(super) const UNITS: usize = MULTIPLY + 32 * OWNERS;
+/// Of 168 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
+const REGISTERS: usize = 120;
+const HELD: usize = 96;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
-/// Tokens in flight, in sixteens. Each stage has a warp that weights what comes through it, one after the other.
-const STAGES: usize = WARPS;
-const FEW_STAGES: usize = 4;
+/// Tokens in flight, in sixteens. There are no fewer stages than warps that take turns: so the one before in a stage has
+/// always been waited for.
+const STAGES: usize = 8;
+const FEW_STAGES: usize = OWNERS;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
 /// Counters of all groups.
@@ -94,6 +98,22 @@ impl Once {
         self.streams * self.boxes * self.box_bytes()
     }
 
+    /// Pieces of φ of this cube: of each row, of each stream.
+    pub(super) fn pieces(&self) -> usize {
+        self.rows * self.streams
+    }
+
+    /// Bytes from a piece to the next in shared memory: of four rows the same columns are in different banks.
+    pub(super) fn piece_bytes(&self) -> usize {
+        4 * self.boxes * BOX + 32
+    }
+
+    /// Stages before those in whose place φ comes.
+    pub(super) fn early(&self) -> usize {
+        let phi = (self.pieces() * self.piece_bytes()).div_ceil(self.stage_bytes());
+        self.stages.saturating_sub(phi)
+    }
+
     /// What a warp has of a token: of x·φᵀ, and the sum of its squares behind it. An odd number, for the banks.
     pub(super) fn columns(&self) -> usize {
         8 * self.eights() + 1
@@ -133,7 +153,7 @@ impl Once {
     /// Words of shared memory after the ring: what warps have of sixteen tokens, what those that weight have,
     /// and biases.
     fn words_beside(&self) -> usize {
-        self.sides * self.side() + STAGES * self.owned() + self.streams
+        self.sides * self.side() + OWNERS * self.owned() + self.streams
     }
 
     /// y, the sums of the squares and the weights of tokens that are taken together.
@@ -151,16 +171,21 @@ impl Once {
     }
 
     pub(super) fn biases_at(&self) -> usize {
-        self.owned_at() + STAGES * self.owned()
+        self.owned_at() + OWNERS * self.owned()
     }
 
     pub(super) fn barriers_at(&self) -> usize {
         4 * (self.biases_at() + self.streams).next_multiple_of(2)
     }
 
+    /// The barrier of φ.
+    pub(super) fn phi_barrier_at(&self) -> usize {
+        self.barriers_at() + barrier_bytes(self.stages)
+    }
+
     /// All words of shared memory.
     pub(super) fn words(&self) -> usize {
-        (self.barriers_at() + 16 * self.stages) / 4
+        (self.phi_barrier_at() + 8) / 4
     }
 }
 
@@ -180,6 +205,8 @@ mod tests {
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
                 assert!(plan.stages >= FEW_STAGES, "{plan:?}");
+                let phi = plan.pieces() * plan.piece_bytes();
+                assert!(phi <= (plan.stages - plan.early()) * plan.stage_bytes(), "{plan:?}");
                 let groups = 132 / plan.cubes;
                 assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }

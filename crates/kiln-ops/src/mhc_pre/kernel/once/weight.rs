@@ -7,7 +7,8 @@
 
 use super::super::token::sigmoid;
 use super::kernel::{Place, Sizes, counter};
-use super::plan::{BOX, Once, TOKENS};
+use super::multiply::phi_is_held;
+use super::plan::{BOX, OWNERS, Once, TOKENS};
 use crate::exponential::reciprocal;
 use crate::tile::cuda::pipeline::Ring;
 use crate::tile::cuda::ptx::*;
@@ -21,7 +22,7 @@ pub(super) struct Weighting {
     pub(super) parts: u64,
     pub(super) out: u64,
     pub(super) alpha: f32,
-    /// Which of the warps, and which stage.
+    /// Which of the warps.
     pub(super) owner: u32,
 }
 
@@ -107,14 +108,18 @@ pub(super) fn weight(
     let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
     let lane = UNIT_POS % 32;
     if of.owner == 0 {
-        for number in 0..min(place.count, stages) {
+        let early = comptime!(once.early() as u32);
+        for number in 0..min(place.count, early) {
+            load(of.map, number, number, ring, place, sizes, once);
+        }
+        phi_is_held();
+        for number in early..min(place.count, stages) {
             load(of.map, number, number, ring, place, sizes, once);
         }
     }
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
-    let stage = of.owner;
-    for number in range_stepped(stage, place.count, stages) {
-        let phase = number / stages;
+    for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
+        let (stage, phase) = (number % stages, number / stages);
         ring.wait_released(stage, phase);
         if comptime!(cubes > 1) {
             let at = number % comptime!(once.places() as u32);
@@ -304,7 +309,7 @@ fn leave(counters: &mut [Atomic<u32>], group: u32, #[comptime] once: Once) {
     gpu_asm!("fence.acq_rel.gpu;");
     let done = counters[first + comptime!(once.places())].fetch_add(1u32) + 1;
     gpu_asm!("fence.acq_rel.gpu;");
-    if done == comptime!((once.cubes * once.stages) as u32) {
+    if done == comptime!((once.cubes * OWNERS) as u32) {
         for i in 0..comptime!(once.counters()) {
             counters[first + i].store(0u32);
         }
