@@ -24,11 +24,10 @@ use crate::launch;
 use crate::tile::Family;
 use crate::tile::cuda::maps::map_of_boxes;
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use kernel::{SizesLaunch, once_kernel};
-use plan::{BOX, COUNTERS, Once, TOKENS, UNITS};
+use plan::{BOX, HEAD, Once, TOKENS, UNITS};
 
 /// How many tokens are made by how many groups.
 pub(super) struct Plan {
@@ -52,7 +51,7 @@ impl Plan {
         let memory = client.properties().hardware.max_shared_memory_size;
         let once = Once::new(d.streams, d.width, multiprocessors, memory)?;
         let groups = (multiprocessors / once.cubes).min(d.tokens.div_ceil(TOKENS));
-        (groups * once.counters() <= COUNTERS).then_some(Self { once, groups })
+        Some(Self { once, groups })
     }
 
     /// Writes h_in, and what `given` names: x·φᵀ and the norms.
@@ -65,9 +64,7 @@ impl Plan {
     ) {
         let Self { once, groups } = self;
         let (d, options, client) = (given.d, given.options, &x.client);
-        let places = groups * once.places() * once.cubes * once.part();
-        let parts = launch::unread(x, Shape::new([places]), DType::F32);
-        let address = launch::address_type(&[phi, h_in, given.mix, &parts]);
+        let address = launch::address_type(&[phi, h_in, given.mix]);
         let sixteens = d.tokens.div_ceil(TOKENS);
         let ways = [
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
@@ -80,6 +77,7 @@ impl Plan {
         // Longer pieces in the cache than are asked for took 4 % longer.
         let x_map = map_of_boxes(x, shape, strides, [d.streams, TOKENS])
             .with_prefetch(TensorMapPrefetch::B128);
+        let words = HEAD + groups * once.workspace() / 4;
         let sizes = SizesLaunch::new(
             d.tokens as u32,
             d.width as u32,
@@ -102,11 +100,7 @@ impl Plan {
                 h_in.clone().into_buffer_arg(),
                 given.mix.clone().into_buffer_arg(),
                 given.norm.clone().into_buffer_arg(),
-                parts.into_buffer_arg(),
-                match once.cubes {
-                    1 => launch::unused(x, DType::U32).into_buffer_arg(),
-                    _ => launch::kept::counters(client, "mhc_pre", COUNTERS),
-                },
+                launch::kept::counters(client, "mhc_pre", words),
                 sizes,
                 once,
                 dtype_to_elem_type(x.dtype),

@@ -102,7 +102,6 @@ pub(super) fn phi_is_held() {
 #[cube]
 pub(super) fn multiply(
     shared: &mut Shared<[f32]>,
-    parts: &mut [f32],
     warp: u32,
     ring: &Ring,
     phi_arrived: u32,
@@ -186,19 +185,25 @@ pub(super) fn multiply(
         }
         sync_units(1u32, comptime!(MULTIPLY as u32));
         let part = comptime!(once.part() as u32);
-        let workspace = place.workspace(number, once) + (place.rank * part) as usize;
+        let left = place.left(number, once) + u64::cast_from(16 * place.rank * part);
         #[unroll]
         for i in 0..comptime!(once.part().div_ceil(MULTIPLY)) {
             let at = UNIT_POS + comptime!((i * MULTIPLY) as u32);
             if at < part {
-                let from = side + place_of(at, once);
-                let mut sum = f32::new(0.0);
+                let mut sums = Array::<f32>::new(3usize);
                 #[unroll]
-                for warp in 0..WARPS {
-                    let of_warp = comptime!((warp * TOKENS) as u32 * columns);
-                    sum += shared[(from + of_warp) as usize];
+                for e in 0..3usize {
+                    let from = side + place_of(at, e, once);
+                    let mut sum = f32::new(0.0);
+                    #[unroll]
+                    for warp in 0..WARPS {
+                        let of_warp = comptime!((warp * TOKENS) as u32 * columns);
+                        sum += shared[(from + of_warp) as usize];
+                    }
+                    sums[e] = sum;
                 }
-                parts[workspace + at as usize] = sum;
+                let to = left + u64::cast_from(at) * 16;
+                leave_three(to, sums[0], sums[1], sums[2], place.tag(number));
             }
         }
         sync_plane();
@@ -209,17 +214,30 @@ pub(super) fn multiply(
     }
 }
 
-/// Where a warp has what is left at `at`.
+/// Where a warp has number `e` of the three at `at`. What fills up a three is not read.
 #[cube]
-fn place_of(at: u32, #[comptime] once: Once) -> u32 {
+fn place_of(at: u32, #[comptime] e: usize, #[comptime] once: Once) -> u32 {
     let (n, columns) = comptime!((once.streams as u32, once.columns() as u32));
     let (firsts, rest) = comptime!((once.firsts() as u32, once.rest() as u32));
     if at < firsts {
-        let j = at % comptime!(n + 1);
-        at / comptime!(n + 1) * columns + select(j < n, j, comptime!(columns - 1))
+        let number = min(at * 3 + comptime!(e as u32), comptime!(TOKENS as u32 * (n + 1) - 1));
+        let j = number % comptime!(n + 1);
+        number / comptime!(n + 1) * columns + select(j < n, j, comptime!(columns - 1))
     } else {
-        let (token, j) = ((at - firsts) / rest, (at - firsts) % rest);
-        // What fills up a four is not read.
+        let (token, j) = ((at - firsts) / rest, (at - firsts) % rest * 3 + comptime!(e as u32));
         token * columns + min(j + n, comptime!(columns - 1))
     }
+}
+
+/// Leaves three sums and their number at an address: they come together, so who finds the number has the sums.
+#[cube]
+fn leave_three(addr: u64, x: f32, y: f32, z: f32, number: u32) {
+    let first = u64::cast_from(u32::reinterpret(x)) | (u64::cast_from(u32::reinterpret(y)) << 32);
+    let second = u64::cast_from(u32::reinterpret(z)) | (u64::cast_from(number) << 32);
+    gpu_asm!(
+        "{{ .reg .b128 all;",
+        "mov.b128 all, {{{f}, {s}}};",
+        "st.relaxed.gpu.global.b128 [{a}], all; }}",
+        f = in(_) first, s = in(_) second, a = in(_) addr
+    );
 }

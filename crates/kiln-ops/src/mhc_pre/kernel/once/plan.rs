@@ -22,8 +22,8 @@ const STAGES: usize = 8;
 const FEW_STAGES: usize = OWNERS;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
-/// Counters of all groups.
-pub(super) const COUNTERS: usize = 2048;
+/// Words before the workspaces: the number that tokens had last, and how many warps are done.
+pub(super) const HEAD: usize = 4;
 
 /// What a kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,19 +124,19 @@ impl Once {
         WARPS * TOKENS * self.columns()
     }
 
-    /// f32 that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of the
-    /// squares, then the rest of x·φᵀ, in fours.
+    /// Threes that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of
+    /// the squares, then the rest of x·φᵀ, token by token.
     pub(super) fn part(&self) -> usize {
         self.firsts() + TOKENS * self.rest()
     }
 
     pub(super) fn firsts(&self) -> usize {
-        TOKENS * (self.streams + 1)
+        (TOKENS * (self.streams + 1)).div_ceil(3)
     }
 
     /// Of a token.
     pub(super) fn rest(&self) -> usize {
-        (self.rows - self.streams).next_multiple_of(4)
+        (self.rows - self.streams).div_ceil(3)
     }
 
     /// Where in the workspace tokens may be: before a place is taken again, all cubes of the group have read it, for none
@@ -145,9 +145,9 @@ impl Once {
         2 * self.stages
     }
 
-    /// Counters of a group: one a place, and one for cubes that are done. A cube on its own waits for nobody.
-    pub(super) fn counters(&self) -> usize {
-        if self.cubes > 1 { self.places() + 1 } else { 0 }
+    /// Bytes of the workspace of a group.
+    pub(super) fn workspace(&self) -> usize {
+        16 * self.places() * self.cubes * self.part()
     }
 
     /// Words of shared memory after the ring: what warps have of sixteen tokens, what those that weight have,
@@ -158,7 +158,7 @@ impl Once {
 
     /// y, the sums of the squares and the weights of tokens that are taken together.
     pub(super) fn owned(&self) -> usize {
-        self.firsts() + TOKENS * self.streams
+        3 * self.firsts() + TOKENS * self.streams
     }
 
     /// In words: where these are, and, in bytes, the barriers.
@@ -207,8 +207,6 @@ mod tests {
                 assert!(plan.stages >= FEW_STAGES, "{plan:?}");
                 let phi = plan.pieces() * plan.piece_bytes();
                 assert!(phi <= (plan.stages - plan.early()) * plan.stage_bytes(), "{plan:?}");
-                let groups = 132 / plan.cubes;
-                assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }
         }
         assert_eq!(Once::new(7, 64, 132, MEMORY), None);

@@ -6,7 +6,7 @@
 #![allow(clippy::manual_is_multiple_of)]
 
 use super::super::token::sigmoid;
-use super::kernel::{Place, Sizes, counter};
+use super::kernel::{Place, Sizes};
 use super::multiply::phi_is_held;
 use super::plan::{BOX, OWNERS, Once, TOKENS};
 use crate::exponential::reciprocal;
@@ -18,8 +18,7 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Weighting {
     pub(super) map: u64,
-    /// Addresses of the workspace and of h_in.
-    pub(super) parts: u64,
+    /// The address of h_in.
     pub(super) out: u64,
     pub(super) alpha: f32,
     /// Which of the warps.
@@ -53,42 +52,70 @@ fn load(
     }
 }
 
-/// The sum of all cubes of the four that are at `from`, an address.
+/// The sums of all cubes of the three that are at `from`, an address, under a number.
 #[cube]
-fn of_all(from: u64, #[comptime] once: Once) -> Vector<f32, Const<4>> {
-    let (bytes, cubes) = comptime!((4 * once.part() as u64, once.cubes));
-    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+fn of_all(from: u64, number: u32, #[comptime] once: Once) -> Array<f32> {
+    let (bytes, cubes) = comptime!((16 * once.part() as u64, once.cubes));
+    let mut sums = Array::<f32>::new(3usize);
+    #[unroll]
+    for e in 0..3usize {
+        sums[e] = f32::new(0.0);
+    }
     // Eight loads are on their way at a time.
     for eight in 0..comptime!((cubes / 8) as u32) {
-        sum = of_some(sum, from + u64::cast_from(eight) * comptime!(8 * bytes), 8usize, once);
+        let from = from + u64::cast_from(eight) * comptime!(8 * bytes);
+        of_some(&mut sums, from, number, 8usize, once);
     }
     if comptime!(cubes % 8 > 0) {
         let rest = from + comptime!((cubes / 8 * 8) as u64 * bytes);
-        sum = of_some(sum, rest, comptime!(cubes % 8), once);
+        of_some(&mut sums, rest, number, comptime!(cubes % 8), once);
     }
-    sum
+    sums
 }
 
-/// `sum` and the fours of `count` cubes.
+/// Adds the threes of `count` cubes, as soon as all are there.
 #[cube]
 fn of_some(
-    sum: Vector<f32, Const<4>>,
+    sums: &mut Array<f32>,
     from: u64,
+    number: u32,
     #[comptime] count: usize,
     #[comptime] once: Once,
-) -> Vector<f32, Const<4>> {
-    let bytes = comptime!(4 * once.part() as u64);
-    let mut quads = Array::<Vector<f32, Const<4>>>::new(count);
+) {
+    let bytes = comptime!(16 * once.part() as u64);
+    let mut found = Array::<Vector<u64, Const<2>>>::new(count);
+    let mut missing = true.runtime();
+    while missing {
+        #[unroll]
+        for i in 0..count {
+            found[i] = find_three(from + comptime!(i as u64 * bytes));
+        }
+        missing = false;
+        #[unroll]
+        for i in 0..count {
+            missing = missing || u32::cast_from(found[i].extract(1usize) >> 32) != number;
+        }
+    }
     #[unroll]
     for i in 0..count {
-        quads[i] = load_quad(from + comptime!(i as u64 * bytes));
+        let (first, second) = (found[i].extract(0usize), found[i].extract(1usize));
+        sums[0] += f32::reinterpret(u32::cast_from(first));
+        sums[1] += f32::reinterpret(u32::cast_from(first >> 32));
+        sums[2] += f32::reinterpret(u32::cast_from(second));
     }
-    let mut all = sum;
-    #[unroll]
-    for i in 0..count {
-        all += quads[i];
-    }
-    all
+}
+
+/// What is at an address: three sums and their number, in two times two.
+#[cube]
+fn find_three(addr: u64) -> Vector<u64, Const<2>> {
+    let found: Vector<u64, Const<2>>;
+    gpu_asm!(
+        "{{ .reg .b128 all;",
+        "ld.relaxed.gpu.global.b128 all, [{a}];",
+        "mov.b128 {o}, all; }}",
+        o = out(_) found, a = in(_) addr
+    );
+    found
 }
 
 /// Weights the streams of the tokens that are this warp's turn, in this cube's columns.
@@ -98,14 +125,14 @@ pub(super) fn weight(
     mix: &mut [f32],
     norm: &mut [f32],
     shared: &mut Shared<[f32]>,
-    counters: &mut [Atomic<u32>],
+    workspace: &mut [Atomic<u32>],
     ring: &Ring,
     place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
 ) {
     let stages = comptime!(once.stages as u32);
-    let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
+    let n = comptime!(once.streams as u32);
     let lane = UNIT_POS % 32;
     if of.owner == 0 {
         let early = comptime!(once.early() as u32);
@@ -121,23 +148,14 @@ pub(super) fn weight(
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
         let (stage, phase) = (number % stages, number / stages);
         ring.wait_released(stage, phase);
-        if comptime!(cubes > 1) {
-            let at = number % comptime!(once.places() as u32);
-            let counter = counter(&*counters, place.group, at, once);
-            if lane == 0 {
-                counter_add(counter + 0);
-            }
-            let times = number / comptime!(once.places() as u32) + 1;
-            counter_wait(counter + 0, times * cubes);
-        }
-        gather(of, mix, shared, owned, number, place, sizes, once);
+        gather(mix, shared, owned, number, place, sizes, once);
         sync_plane();
         weights(of, mix, norm, shared, owned, number, place, sizes, once);
         sync_plane();
         // Has been filled, as those who multiplied saw; now this warp sees it too.
         ring.wait(stage, phase);
         let stage_at = place.base + stage * comptime!(once.stage_bytes() as u32);
-        let weights_at = owned + comptime!(once.firsts() as u32);
+        let weights_at = owned + comptime!(3 * once.firsts() as u32);
         let token = place.token(number, sizes);
         for four in 0..comptime!(TOKENS as u32 / 4) {
             let row = four * 4 + lane / 8;
@@ -149,11 +167,9 @@ pub(super) fn weight(
             load(of.map, number + stages, stage, ring, place, sizes, once);
         }
     }
-    if comptime!(cubes > 1) {
-        sync_plane();
-        if lane == 0 {
-            leave(counters, place.group, once);
-        }
+    sync_plane();
+    if lane == 0 {
+        leave(workspace, place.last, sizes, once);
     }
 }
 
@@ -161,7 +177,6 @@ pub(super) fn weight(
 /// of the tokens that this cube writes.
 #[cube]
 fn gather(
-    of: &Weighting,
     mix: &mut [f32],
     shared: &mut Shared<[f32]>,
     owned: u32,
@@ -171,32 +186,33 @@ fn gather(
     #[comptime] once: Once,
 ) {
     let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
-    let firsts = comptime!(once.firsts() as u32 / 4);
-    // Fours of a token.
-    let fours = comptime!(once.rest() as u32 / 4);
-    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * fours);
-    let workspace = of.parts + u64::cast_from(place.workspace(number, once)) * 4;
+    let firsts = comptime!(once.firsts() as u32);
+    // Threes of a token.
+    let threes = comptime!(once.rest() as u32);
+    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * threes);
+    let left = place.left(number, once);
+    let tag = place.tag(number);
     let first_token = place.token(number, sizes);
     for turn in 0..comptime!(all.div_ceil(32)) {
-        let four = turn * 32 + UNIT_POS % 32;
-        if four < firsts {
-            let sum = of_all(workspace + u64::cast_from(four) * 16, once);
+        let three = turn * 32 + UNIT_POS % 32;
+        if three < firsts {
+            let sums = of_all(left + u64::cast_from(three) * 16, tag, once);
             #[unroll]
-            for e in 0..4usize {
-                shared[(owned + four * 4) as usize + e] = sum.extract(e);
+            for e in 0..3usize {
+                shared[(owned + three * 3) as usize + e] = sums[e];
             }
         } else {
-            let (nth, piece) = ((four - firsts) / fours, (four - firsts) % fours);
+            let (nth, piece) = ((three - firsts) / threes, (three - firsts) % threes);
             let row = place.rank + nth * comptime!(cubes as u32);
             if row < comptime!(TOKENS as u32) && first_token + row < sizes.tokens {
-                let from = firsts + row * fours + piece;
-                let sum = of_all(workspace + u64::cast_from(from) * 16, once);
-                let j = n + piece * 4;
+                let from = firsts + row * threes + piece;
+                let sums = of_all(left + u64::cast_from(from) * 16, tag, once);
+                let j = n + piece * 3;
                 let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
                 #[unroll]
-                for e in 0..4usize {
+                for e in 0..3usize {
                     if j + comptime!(e as u32) < rows {
-                        mix[to + e] = sum.extract(e);
+                        mix[to + e] = sums[e];
                     }
                 }
             }
@@ -231,7 +247,7 @@ fn weights(
             let y = shared[(from + i) as usize];
             let bias = shared[comptime!(once.biases_at()) + i as usize];
             let weight = sigmoid(of.alpha * (y * r) + bias, true) + sizes.hc_eps;
-            shared[(owned + comptime!(once.firsts() as u32) + at) as usize] = weight;
+            shared[(owned + comptime!(3 * once.firsts() as u32) + at) as usize] = weight;
             let token = first_token + row;
             if row % cubes == place.rank && token < sizes.tokens {
                 mix[token as usize * comptime!(once.rows) + i as usize] = y;
@@ -302,16 +318,14 @@ fn mixed(
     }
 }
 
-/// Says that this warp waits for no more; the last one of the group makes the counters ready for the next launch.
+/// Says that this warp waits for no more; the last one of all sets the number from which the next launch goes on.
 #[cube]
-fn leave(counters: &mut [Atomic<u32>], group: u32, #[comptime] once: Once) {
-    let first = (group * comptime!(once.counters() as u32)) as usize;
-    gpu_asm!("fence.acq_rel.gpu;");
-    let done = counters[first + comptime!(once.places())].fetch_add(1u32) + 1;
-    gpu_asm!("fence.acq_rel.gpu;");
-    if done == comptime!((once.cubes * OWNERS) as u32) {
-        for i in 0..comptime!(once.counters()) {
-            counters[first + i].store(0u32);
-        }
+fn leave(workspace: &mut [Atomic<u32>], last: u32, sizes: &Sizes, #[comptime] once: Once) {
+    let done = workspace[1].fetch_add(1u32) + 1;
+    if done == sizes.groups * comptime!((once.cubes * OWNERS) as u32) {
+        workspace[1].store(0u32);
+        // No group has more tokens than these.
+        let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
+        workspace[0].store(last + sixteens);
     }
 }
