@@ -8,10 +8,14 @@ use crate::attention::cuda::wgmma::{
 use crate::attention::problem::Problem;
 use crate::launch;
 
-/// Query heads that read the same keys for which this is faster than mma.sync: (67 MB of
-/// keys and values in bf16 on an H100, one KV head, share of the copy bandwidth: 0.77 in place of 0.70 with 32 heads,
-/// 0.74 in place of 0.62 with 64. With 8 heads both are within two hundredths.)
-const FEWEST_TOGETHER: usize = 8;
+/// Query heads that read the same keys for which this is faster than mma.sync, whatever else. (67 MB of keys and values in
+/// bf16 on an H100, one KV head, share of the copy bandwidth: 0.77 in place of 0.70 with 32 heads, 0.74 in place of 0.62
+/// with 64.)
+const FEWEST_TOGETHER: usize = 17;
+/// So few gain where their keys are in so many parts at least, of which mma.sync would need a second launch. (8 heads of each
+/// KV head on an H200: of eight KV heads, 67 MB, 21.7 µs in place of 22.3; of 64, 268 MB, 134 in place of 128.)
+const FEW_TOGETHER: usize = 8;
+const MANY_PARTS: usize = 8;
 
 pub(super) struct Plan {
     forward: Forward,
@@ -23,15 +27,18 @@ impl Plan {
     /// With the work, for `keys` keys that somebody sees; none where others are to do it.
     pub(super) fn new(problem: &Problem, keys: usize) -> Option<(Self, Work)> {
         let sizes = &problem.sizes;
-        let forward = plan_of_parts(problem).filter(|_| sizes.together() >= FEWEST_TOGETHER)?;
         let slots = launch::multiprocessors(&problem.q.tensor.client);
+        let tiles = sizes.kv_heads * launch::limits::reckoned(sizes.batches);
+        let fewest = if MANY_PARTS * tiles <= slots { FEW_TOGETHER } else { FEWEST_TOGETHER };
+        let forward = plan_of_parts(problem).filter(|_| sizes.together() >= fewest)?;
         let round = forward.tile.keys;
         let planned = launch::limits::reckoned(keys);
         let parts = |tiles| Some(fastest_parts(tiles, slots, planned, round));
         let mut work = Work::new(sizes, keys, sizes.together(), round, parts);
         // Their cubes make the parts one.
         work.direct = can_meet(problem, work.parts, slots);
-        Some((Self { forward, slots }, work))
+        let faster = work.direct || sizes.together() >= FEWEST_TOGETHER;
+        faster.then_some((Self { forward, slots }, work))
     }
 }
 

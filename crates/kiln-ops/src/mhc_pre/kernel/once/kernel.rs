@@ -5,8 +5,8 @@
 // Kernels have no `is_multiple_of`.
 #![allow(clippy::manual_is_multiple_of)]
 
-use super::multiply::{fetch_phi, multiply};
-use super::plan::{HEAD, Once, TOKENS, WARPS};
+use super::multiply::multiply;
+use super::plan::{Once, TOKENS, WARPS};
 use super::weight::{Weighting, weight};
 use crate::tile::cuda::pipeline::{Ring, rings_ready};
 use crate::tile::cuda::ptx::*;
@@ -33,10 +33,6 @@ pub(super) struct Place {
     pub(super) count: u32,
     /// The ring, in shared memory.
     pub(super) base: u32,
-    /// The address of the group's workspace.
-    workspace: u64,
-    /// The number that tokens of the last launch had last.
-    pub(super) last: u32,
 }
 
 #[cube]
@@ -46,17 +42,24 @@ impl Place {
         (self.group + number * sizes.groups) * comptime!(TOKENS as u32)
     }
 
-    /// The address of what the group's first cube leaves of the tokens that come as number `number`.
-    pub(super) fn left(&self, number: u32, #[comptime] once: Once) -> u64 {
+    /// Where in the workspace the first cube's sums are.
+    pub(super) fn workspace(&self, number: u32, #[comptime] once: Once) -> usize {
         let place = number % comptime!(once.places() as u32);
-        let bytes = comptime!(16 * (once.cubes * once.part()) as u64);
-        self.workspace + u64::cast_from(place) * bytes
+        let place = self.group * comptime!(once.places() as u32) + place;
+        place as usize * comptime!(once.cubes * once.part())
     }
+}
 
-    /// The number under which it is left: no other tokens had it in this memory.
-    pub(super) fn tag(&self, number: u32) -> u32 {
-        self.last + 1 + number
-    }
+/// Where a counter is.
+#[cube]
+pub(super) fn counter(
+    counters: &[Atomic<u32>],
+    group: u32,
+    at: u32,
+    #[comptime] once: Once,
+) -> u64 {
+    let number = group * comptime!(once.counters() as u32) + at;
+    global_address::<Atomic<u32>>(counters.as_ptr()) + u64::cast_from(number) * 4
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -68,8 +71,8 @@ pub(super) fn once_kernel<E: Float>(
     h_in: &mut [E],
     mix: &mut [f32],
     norm: &mut [f32],
-    // The last number and how many warps are done, then the workspaces of the groups.
-    workspace: &mut [Atomic<u32>],
+    parts: &mut [f32],
+    counters: &mut [Atomic<u32>],
     sizes: Sizes,
     #[comptime] once: Once,
     #[define(E)] _dtype: ElemType,
@@ -80,24 +83,11 @@ pub(super) fn once_kernel<E: Float>(
     let barriers = base + comptime!(once.barriers_at() as u32);
     // Released by the warps that multiply; the one that weights comes after them, and fills it again.
     let ring = Ring::new(barriers, stages, 1u32, comptime!(WARPS as u32));
-    let phi_arrived = base + comptime!(once.phi_barrier_at() as u32);
-    if UNIT_POS == 0 {
-        barrier_init(phi_arrived, comptime!(once.pieces() as u32));
-    }
     let cube = CUBE_POS as u32;
     let (group, rank) = (cube / comptime!(once.cubes as u32), cube % comptime!(once.cubes as u32));
     let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
     let count = (sixteens + (sizes.groups - 1) - group) / sizes.groups;
-    let before =
-        comptime!(4 * HEAD as u64) + u64::cast_from(group) * comptime!(once.workspace() as u64);
-    let place = Place {
-        group,
-        rank,
-        count,
-        base,
-        workspace: global_address::<Atomic<u32>>(workspace.as_ptr()) + before,
-        last: workspace[0].load(),
-    };
+    let place = Place { group, rank, count, base };
     if UNIT_POS < comptime!(once.streams as u32) {
         shared[comptime!(once.biases_at()) + UNIT_POS as usize] = bias[UNIT_POS as usize];
     }
@@ -105,17 +95,15 @@ pub(super) fn once_kernel<E: Float>(
     // The same in all lanes, and known to be.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp < comptime!(WARPS as u32) {
-        multiply(&mut shared, warp, &ring, phi_arrived, &place, &sizes, once);
+        multiply(phi, &mut shared, parts, warp, &ring, &place, &sizes, once);
     } else {
-        let owner = warp - comptime!(WARPS as u32);
-        let phi = global_address::<f32>(phi.as_ptr());
-        fetch_phi(phi, owner, phi_arrived, &place, &sizes, once);
         let of = Weighting {
             map: tensor_map_address(x),
+            parts: global_address::<f32>(parts.as_ptr()),
             out: global_address::<E>(h_in.as_ptr()),
             alpha: alpha[0],
-            owner,
+            owner: warp - comptime!(WARPS as u32),
         };
-        weight(&of, mix, norm, &mut shared, workspace, &ring, &place, &sizes, once);
+        weight(&of, mix, norm, &mut shared, counters, &ring, &place, &sizes, once);
     }
 }

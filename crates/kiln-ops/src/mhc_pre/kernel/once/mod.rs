@@ -22,12 +22,13 @@ use super::token::Given;
 use super::{Dims, hopper};
 use crate::launch;
 use crate::tile::Family;
-use crate::tile::cuda::maps::map_of_boxes;
+use crate::tile::cuda::maps::map;
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use kernel::{SizesLaunch, once_kernel};
-use plan::{BOX, HEAD, Once, TOKENS, UNITS};
+use plan::{BOX, COUNTERS, MULTIPLY, OWNERS, Once, TOKENS};
 
 /// How many tokens are made by how many groups.
 pub(super) struct Plan {
@@ -51,7 +52,7 @@ impl Plan {
         let memory = client.properties().hardware.max_shared_memory_size;
         let once = Once::new(d.streams, d.width, multiprocessors, memory)?;
         let groups = (multiprocessors / once.cubes).min(d.tokens.div_ceil(TOKENS));
-        Some(Self { once, groups })
+        (groups * once.counters() <= COUNTERS).then_some(Self { once, groups })
     }
 
     /// Writes h_in, and what `given` names: x·φᵀ and the norms.
@@ -64,7 +65,9 @@ impl Plan {
     ) {
         let Self { once, groups } = self;
         let (d, options, client) = (given.d, given.options, &x.client);
-        let address = launch::address_type(&[phi, h_in, given.mix]);
+        let places = groups * once.places() * once.cubes * once.part();
+        let parts = launch::unread(x, Shape::new([places]), DType::F32);
+        let address = launch::address_type(&[phi, h_in, given.mix, &parts]);
         let sixteens = d.tokens.div_ceil(TOKENS);
         let ways = [
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
@@ -72,12 +75,7 @@ impl Plan {
             ("columns beyond the last", d.width < once.cubes * once.boxes * BOX),
         ];
         launch::plans::note("mhc_pre once", &(&once, address), &ways);
-        let shape = [d.streams, d.tokens, d.width];
-        let strides = [d.width, d.streams * d.width];
-        // Longer pieces in the cache than are asked for took 4 % longer.
-        let x_map = map_of_boxes(x, shape, strides, [d.streams, TOKENS])
-            .with_prefetch(TensorMapPrefetch::B128);
-        let words = HEAD + groups * once.workspace() / 4;
+        let x_map = map(x, [d.streams, d.tokens, d.width], [d.width, d.streams * d.width], TOKENS);
         let sizes = SizesLaunch::new(
             d.tokens as u32,
             d.width as u32,
@@ -91,7 +89,7 @@ impl Plan {
             once_kernel::launch_unchecked(
                 client,
                 launch::grid(client, groups * once.cubes),
-                CubeDim::new_1d(UNITS as u32),
+                CubeDim::new_1d((MULTIPLY + 32 * OWNERS) as u32),
                 address,
                 x_map,
                 phi.clone().into_buffer_arg(),
@@ -100,7 +98,11 @@ impl Plan {
                 h_in.clone().into_buffer_arg(),
                 given.mix.clone().into_buffer_arg(),
                 given.norm.clone().into_buffer_arg(),
-                launch::kept::counters(client, "mhc_pre", words),
+                parts.into_buffer_arg(),
+                match once.cubes {
+                    1 => launch::unused(x, DType::U32).into_buffer_arg(),
+                    _ => launch::kept::counters(client, "mhc_pre", COUNTERS),
+                },
                 sizes,
                 once,
                 dtype_to_elem_type(x.dtype),

@@ -1,7 +1,5 @@
 //! Which cube takes what.
 
-use crate::tile::cuda::pipeline::barrier_bytes;
-
 /// Columns of a box of TMA: 128 bytes.
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together: the rows of an instruction.
@@ -10,10 +8,8 @@ pub(super) const TOKENS: usize = 16;
 pub(super) const WARPS: usize = 8;
 pub(super) const MULTIPLY: usize = 32 * WARPS;
 pub(super) const OWNERS: usize = 4;
-pub(super) const UNITS: usize = MULTIPLY + 32 * OWNERS;
-/// Of 168 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
+/// Registers of a unit that hold φ.
 const REGISTERS: usize = 120;
-const HELD: usize = 96;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
 /// Tokens in flight, in sixteens. There are no fewer stages than warps that take turns: so the one before in a stage has
@@ -22,8 +18,8 @@ const STAGES: usize = 8;
 const FEW_STAGES: usize = OWNERS;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
-/// Words before the workspaces: the number that tokens had last, and how many warps are done.
-pub(super) const HEAD: usize = 4;
+/// Counters of all groups.
+pub(super) const COUNTERS: usize = 2048;
 
 /// What a kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,8 +32,6 @@ pub(super) struct Once {
     /// Cubes that share tokens, each with a part of the columns.
     pub(super) cubes: usize,
     pub(super) stages: usize,
-    /// Places for what warps have of tokens that are taken together, one or two.
-    pub(super) sides: usize,
 }
 
 impl Once {
@@ -49,7 +43,7 @@ impl Once {
         memory: usize,
     ) -> Option<Self> {
         let rows = streams * (streams + 2);
-        let plan = |boxes, cubes| Self { streams, rows, boxes, cubes, stages: 0, sides: 2 };
+        let plan = |boxes, cubes| Self { streams, rows, boxes, cubes, stages: 0 };
         let all = width.div_ceil(BOX);
         let fits = |boxes: &usize| {
             let plan = plan(*boxes, 1);
@@ -59,14 +53,9 @@ impl Once {
         let boxes = all.div_ceil(all.div_ceil(most));
         let cubes = all.div_ceil(boxes);
         let plan = plan(boxes, cubes);
-        let stages = |sides| {
-            let room = memory.checked_sub(BESIDE + 4 * Self { sides, ..plan }.words_beside())?;
-            Some((room / (plan.stage_bytes() + 16)).min(STAGES))
-        };
-        // A second side saves a barrier, a stage more is worth that.
-        let (one, two) = (stages(1)?, stages(2)?);
-        let (sides, stages) = if one > two { (1, one) } else { (2, two) };
-        (stages >= FEW_STAGES && cubes <= multiprocessors).then_some(Self { stages, sides, ..plan })
+        let room = memory.checked_sub(BESIDE + 4 * plan.words_beside())?;
+        let stages = (room / (plan.stage_bytes() + 16)).min(STAGES);
+        (stages >= FEW_STAGES && cubes <= multiprocessors).then_some(Self { stages, ..plan })
     }
 
     /// Rows of φ in eights.
@@ -83,11 +72,6 @@ impl Once {
         self.all_steps().div_ceil(WARPS)
     }
 
-    /// Boxes of each stream that a unit weights at a time.
-    pub(super) fn together(&self) -> usize {
-        (HELD / (4 * self.streams)).clamp(1, self.boxes)
-    }
-
     /// Bytes of a box.
     pub(super) fn box_bytes(&self) -> usize {
         TOKENS * BOX * 2
@@ -96,22 +80,6 @@ impl Once {
     /// Bytes of x that are taken together.
     pub(super) fn stage_bytes(&self) -> usize {
         self.streams * self.boxes * self.box_bytes()
-    }
-
-    /// Pieces of φ of this cube: of each row, of each stream.
-    pub(super) fn pieces(&self) -> usize {
-        self.rows * self.streams
-    }
-
-    /// Bytes from a piece to the next in shared memory: of four rows the same columns are in different banks.
-    pub(super) fn piece_bytes(&self) -> usize {
-        4 * self.boxes * BOX + 32
-    }
-
-    /// Stages before those in whose place φ comes.
-    pub(super) fn early(&self) -> usize {
-        let phi = (self.pieces() * self.piece_bytes()).div_ceil(self.stage_bytes());
-        self.stages.saturating_sub(phi)
     }
 
     /// What a warp has of a token: of x·φᵀ, and the sum of its squares behind it. An odd number, for the banks.
@@ -124,19 +92,19 @@ impl Once {
         WARPS * TOKENS * self.columns()
     }
 
-    /// Threes that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of
-    /// the squares, then the rest of x·φᵀ, token by token.
+    /// f32 that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of the
+    /// squares, then the rest of x·φᵀ, in fours.
     pub(super) fn part(&self) -> usize {
         self.firsts() + TOKENS * self.rest()
     }
 
     pub(super) fn firsts(&self) -> usize {
-        (TOKENS * (self.streams + 1)).div_ceil(3)
+        TOKENS * (self.streams + 1)
     }
 
     /// Of a token.
     pub(super) fn rest(&self) -> usize {
-        (self.rows - self.streams).div_ceil(3)
+        (self.rows - self.streams).next_multiple_of(4)
     }
 
     /// Where in the workspace tokens may be: before a place is taken again, all cubes of the group have read it, for none
@@ -145,20 +113,20 @@ impl Once {
         2 * self.stages
     }
 
-    /// Bytes of the workspace of a group.
-    pub(super) fn workspace(&self) -> usize {
-        16 * self.places() * self.cubes * self.part()
+    /// Counters of a group: one a place, and one for cubes that are done. A cube on its own waits for nobody.
+    pub(super) fn counters(&self) -> usize {
+        if self.cubes > 1 { self.places() + 1 } else { 0 }
     }
 
-    /// Words of shared memory after the ring: what warps have of sixteen tokens, what those that weight have,
+    /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have,
     /// and biases.
     fn words_beside(&self) -> usize {
-        self.sides * self.side() + OWNERS * self.owned() + self.streams
+        2 * self.side() + OWNERS * self.owned() + self.streams
     }
 
     /// y, the sums of the squares and the weights of tokens that are taken together.
     pub(super) fn owned(&self) -> usize {
-        3 * self.firsts() + TOKENS * self.streams
+        self.firsts() + TOKENS * self.streams
     }
 
     /// In words: where these are, and, in bytes, the barriers.
@@ -167,7 +135,7 @@ impl Once {
     }
 
     pub(super) fn owned_at(&self) -> usize {
-        self.sides_at() + self.sides * self.side()
+        self.sides_at() + 2 * self.side()
     }
 
     pub(super) fn biases_at(&self) -> usize {
@@ -178,14 +146,9 @@ impl Once {
         4 * (self.biases_at() + self.streams).next_multiple_of(2)
     }
 
-    /// The barrier of φ.
-    pub(super) fn phi_barrier_at(&self) -> usize {
-        self.barriers_at() + barrier_bytes(self.stages)
-    }
-
     /// All words of shared memory.
     pub(super) fn words(&self) -> usize {
-        (self.phi_barrier_at() + 8) / 4
+        (self.barriers_at() + 16 * self.stages) / 4
     }
 }
 
@@ -204,9 +167,9 @@ mod tests {
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
-                assert!(plan.stages >= FEW_STAGES, "{plan:?}");
-                let phi = plan.pieces() * plan.piece_bytes();
-                assert!(phi <= (plan.stages - plan.early()) * plan.stage_bytes(), "{plan:?}");
+                assert!(plan.stages >= OWNERS, "{plan:?}");
+                let groups = 132 / plan.cubes;
+                assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }
         }
         assert_eq!(Once::new(7, 64, 132, MEMORY), None);

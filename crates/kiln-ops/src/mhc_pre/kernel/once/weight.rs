@@ -6,10 +6,8 @@
 #![allow(clippy::manual_is_multiple_of)]
 
 use super::super::token::sigmoid;
-use super::kernel::{Place, Sizes};
-use super::multiply::phi_is_held;
+use super::kernel::{Place, Sizes, counter};
 use super::plan::{BOX, OWNERS, Once, TOKENS};
-use crate::exponential::reciprocal;
 use crate::tile::cuda::pipeline::Ring;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -18,7 +16,8 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Weighting {
     pub(super) map: u64,
-    /// The address of h_in.
+    /// Addresses of the workspace and of h_in.
+    pub(super) parts: u64,
     pub(super) out: u64,
     pub(super) alpha: f32,
     /// Which of the warps.
@@ -44,78 +43,50 @@ fn load(
     }
     sync_plane();
     // There are at most 24.
-    if lane < boxes {
-        let all = comptime!((once.streams * once.box_bytes()) as u32);
-        let to = place.base + stage * bytes + lane * all;
-        let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
-        tma_load(to, map, ring.filling(stage), column, place.token(number, sizes), 0u32);
+    if lane < comptime!((once.streams * once.boxes) as u32) {
+        let to = place.base + stage * bytes + lane * comptime!(once.box_bytes() as u32);
+        let column = (place.rank * boxes + lane % boxes) * comptime!(BOX as u32);
+        let token = place.token(number, sizes);
+        tma_load(to, map, ring.filling(stage), column, token, lane / boxes);
     }
 }
 
-/// The sums of all cubes of the three that are at `from`, an address, under a number.
+/// The sum of all cubes of the four that are at `from`, an address.
 #[cube]
-fn of_all(from: u64, number: u32, #[comptime] once: Once) -> Array<f32> {
-    let (bytes, cubes) = comptime!((16 * once.part() as u64, once.cubes));
-    let mut sums = Array::<f32>::new(3usize);
-    #[unroll]
-    for e in 0..3usize {
-        sums[e] = f32::new(0.0);
-    }
+fn of_all(from: u64, #[comptime] once: Once) -> Vector<f32, Const<4>> {
+    let (bytes, cubes) = comptime!((4 * once.part() as u64, once.cubes));
+    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
     // Eight loads are on their way at a time.
     for eight in 0..comptime!((cubes / 8) as u32) {
-        let from = from + u64::cast_from(eight) * comptime!(8 * bytes);
-        of_some(&mut sums, from, number, 8usize, once);
+        sum = of_some(sum, from + u64::cast_from(eight) * comptime!(8 * bytes), 8usize, once);
     }
     if comptime!(cubes % 8 > 0) {
         let rest = from + comptime!((cubes / 8 * 8) as u64 * bytes);
-        of_some(&mut sums, rest, number, comptime!(cubes % 8), once);
+        sum = of_some(sum, rest, comptime!(cubes % 8), once);
     }
-    sums
+    sum
 }
 
-/// Adds the threes of `count` cubes, as soon as all are there.
+/// `sum` and the fours of `count` cubes.
 #[cube]
 fn of_some(
-    sums: &mut Array<f32>,
+    sum: Vector<f32, Const<4>>,
     from: u64,
-    number: u32,
     #[comptime] count: usize,
     #[comptime] once: Once,
-) {
-    let bytes = comptime!(16 * once.part() as u64);
-    let mut found = Array::<Vector<u64, Const<2>>>::new(count);
-    let mut missing = true.runtime();
-    while missing {
-        #[unroll]
-        for i in 0..count {
-            found[i] = find_three(from + comptime!(i as u64 * bytes));
-        }
-        missing = false;
-        #[unroll]
-        for i in 0..count {
-            missing = missing || u32::cast_from(found[i].extract(1usize) >> 32) != number;
-        }
-    }
+) -> Vector<f32, Const<4>> {
+    let bytes = comptime!(4 * once.part() as u64);
+    let mut quads = Array::<Vector<f32, Const<4>>>::new(count);
     #[unroll]
     for i in 0..count {
-        let (first, second) = (found[i].extract(0usize), found[i].extract(1usize));
-        sums[0] += f32::reinterpret(u32::cast_from(first));
-        sums[1] += f32::reinterpret(u32::cast_from(first >> 32));
-        sums[2] += f32::reinterpret(u32::cast_from(second));
+        quads[i] = load_quad(from + comptime!(i as u64 * bytes));
     }
-}
-
-/// What is at an address: three sums and their number, in two times two.
-#[cube]
-fn find_three(addr: u64) -> Vector<u64, Const<2>> {
-    let found: Vector<u64, Const<2>>;
-    gpu_asm!(
-        "{{ .reg .b128 all;",
-        "ld.relaxed.gpu.global.b128 all, [{a}];",
-        "mov.b128 {o}, all; }}",
-        o = out(_) found, a = in(_) addr
-    );
-    found
+    let mut all = sum;
+    #[unroll]
+    for i in 0..count {
+        all += quads[i];
+    }
+    all
 }
 
 /// Weights the streams of the tokens that are this warp's turn, in this cube's columns.
@@ -125,22 +96,17 @@ pub(super) fn weight(
     mix: &mut [f32],
     norm: &mut [f32],
     shared: &mut Shared<[f32]>,
-    workspace: &mut [Atomic<u32>],
+    counters: &mut [Atomic<u32>],
     ring: &Ring,
     place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
 ) {
     let stages = comptime!(once.stages as u32);
-    let n = comptime!(once.streams as u32);
+    let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
     let lane = UNIT_POS % 32;
     if of.owner == 0 {
-        let early = comptime!(once.early() as u32);
-        for number in 0..min(place.count, early) {
-            load(of.map, number, number, ring, place, sizes, once);
-        }
-        phi_is_held();
-        for number in early..min(place.count, stages) {
+        for number in 0..min(place.count, stages) {
             load(of.map, number, number, ring, place, sizes, once);
         }
     }
@@ -148,14 +114,23 @@ pub(super) fn weight(
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
         let (stage, phase) = (number % stages, number / stages);
         ring.wait_released(stage, phase);
-        gather(mix, shared, owned, number, place, sizes, once);
+        if comptime!(cubes > 1) {
+            let at = number % comptime!(once.places() as u32);
+            let counter = counter(&*counters, place.group, at, once);
+            if lane == 0 {
+                counter_add(counter + 0);
+            }
+            let times = number / comptime!(once.places() as u32) + 1;
+            counter_wait(counter + 0, times * cubes);
+        }
+        gather(of, mix, shared, owned, number, place, sizes, once);
         sync_plane();
         weights(of, mix, norm, shared, owned, number, place, sizes, once);
         sync_plane();
         // Has been filled, as those who multiplied saw; now this warp sees it too.
         ring.wait(stage, phase);
         let stage_at = place.base + stage * comptime!(once.stage_bytes() as u32);
-        let weights_at = owned + comptime!(3 * once.firsts() as u32);
+        let weights_at = owned + comptime!(once.firsts() as u32);
         let token = place.token(number, sizes);
         for four in 0..comptime!(TOKENS as u32 / 4) {
             let row = four * 4 + lane / 8;
@@ -167,9 +142,11 @@ pub(super) fn weight(
             load(of.map, number + stages, stage, ring, place, sizes, once);
         }
     }
-    sync_plane();
-    if lane == 0 {
-        leave(workspace, place.last, sizes, once);
+    if comptime!(cubes > 1) {
+        sync_plane();
+        if lane == 0 {
+            leave(counters, place.group, once);
+        }
     }
 }
 
@@ -177,6 +154,7 @@ pub(super) fn weight(
 /// of the tokens that this cube writes.
 #[cube]
 fn gather(
+    of: &Weighting,
     mix: &mut [f32],
     shared: &mut Shared<[f32]>,
     owned: u32,
@@ -186,33 +164,32 @@ fn gather(
     #[comptime] once: Once,
 ) {
     let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
-    let firsts = comptime!(once.firsts() as u32);
-    // Threes of a token.
-    let threes = comptime!(once.rest() as u32);
-    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * threes);
-    let left = place.left(number, once);
-    let tag = place.tag(number);
+    let firsts = comptime!(once.firsts() as u32 / 4);
+    // Fours of a token.
+    let fours = comptime!(once.rest() as u32 / 4);
+    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * fours);
+    let workspace = of.parts + u64::cast_from(place.workspace(number, once)) * 4;
     let first_token = place.token(number, sizes);
     for turn in 0..comptime!(all.div_ceil(32)) {
-        let three = turn * 32 + UNIT_POS % 32;
-        if three < firsts {
-            let sums = of_all(left + u64::cast_from(three) * 16, tag, once);
+        let four = turn * 32 + UNIT_POS % 32;
+        if four < firsts {
+            let sum = of_all(workspace + u64::cast_from(four) * 16, once);
             #[unroll]
-            for e in 0..3usize {
-                shared[(owned + three * 3) as usize + e] = sums[e];
+            for e in 0..4usize {
+                shared[(owned + four * 4) as usize + e] = sum.extract(e);
             }
         } else {
-            let (nth, piece) = ((three - firsts) / threes, (three - firsts) % threes);
+            let (nth, piece) = ((four - firsts) / fours, (four - firsts) % fours);
             let row = place.rank + nth * comptime!(cubes as u32);
             if row < comptime!(TOKENS as u32) && first_token + row < sizes.tokens {
-                let from = firsts + row * threes + piece;
-                let sums = of_all(left + u64::cast_from(from) * 16, tag, once);
-                let j = n + piece * 3;
+                let from = firsts + row * fours + piece;
+                let sum = of_all(workspace + u64::cast_from(from) * 16, once);
+                let j = n + piece * 4;
                 let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
                 #[unroll]
-                for e in 0..3usize {
+                for e in 0..4usize {
                     if j + comptime!(e as u32) < rows {
-                        mix[to + e] = sums[e];
+                        mix[to + e] = sum.extract(e);
                     }
                 }
             }
@@ -235,7 +212,7 @@ fn weights(
 ) {
     let (n, cubes) = comptime!((once.streams as u32, once.cubes as u32));
     let all = comptime!(TOKENS as u32 * n);
-    let share = reciprocal(f32::cast_from(sizes.width * n));
+    let width = f32::cast_from(sizes.width * n);
     let first_token = place.token(number, sizes);
     for turn in 0..comptime!(all.div_ceil(32)) {
         let at = turn * 32 + UNIT_POS % 32;
@@ -243,11 +220,11 @@ fn weights(
             let (row, i) = (at / n, at % n);
             let from = owned + row * comptime!(n + 1);
             let squares = shared[(from + n) as usize];
-            let r = f32::inverse_sqrt(squares * share + sizes.norm_eps);
+            let r = 1.0 / f32::sqrt(squares / width + sizes.norm_eps);
             let y = shared[(from + i) as usize];
             let bias = shared[comptime!(once.biases_at()) + i as usize];
             let weight = sigmoid(of.alpha * (y * r) + bias, true) + sizes.hc_eps;
-            shared[(owned + comptime!(3 * once.firsts() as u32) + at) as usize] = weight;
+            shared[(owned + comptime!(once.firsts() as u32) + at) as usize] = weight;
             let token = first_token + row;
             if row % cubes == place.rank && token < sizes.tokens {
                 mix[token as usize * comptime!(once.rows) + i as usize] = y;
@@ -283,49 +260,41 @@ fn mixed(
     let token = first_token + row;
     let first = place.rank * comptime!((once.boxes * BOX) as u32) + vector * 8;
     let line = out + u64::cast_from(token) * u64::cast_from(sizes.width) * 2;
-    let together = comptime!(once.together());
     #[unroll]
-    for some in 0..comptime!(once.boxes.div_ceil(together)) {
-        // Some are on their way before the first is waited for.
-        let (begin, end) = comptime!((some * together, once.boxes.min((some + 1) * together)));
-        let mut held = Array::<Vector<u32, Const<4>>>::new(comptime!(n * together));
+    for b in 0..comptime!(once.boxes) {
+        let mut sums = Array::<f32>::new(8usize);
         #[unroll]
-        for i in 0..comptime!(n * (end - begin)) {
-            let at = comptime!(((n * begin + i) * once.box_bytes()) as u32);
-            held[i] = load_16_shared(from + at);
+        for e in 0..8usize {
+            sums[e] = f32::new(0.0);
         }
         #[unroll]
-        for b in begin..end {
-            let mut sums = Array::<f32>::new(8usize);
+        for i in 0..n {
+            let words =
+                load_16_shared(from + comptime!(((i * once.boxes + b) * once.box_bytes()) as u32));
             #[unroll]
-            for e in 0..8usize {
-                sums[e] = f32::new(0.0);
+            for word in 0..4usize {
+                let (low, high) = bf16_pair(words.extract(word));
+                sums[comptime!(2 * word)] += weights[i] * low;
+                sums[comptime!(2 * word + 1)] += weights[i] * high;
             }
-            #[unroll]
-            for i in 0..n {
-                let words = held[comptime!((b - begin) * n + i)];
-                #[unroll]
-                for word in 0..4usize {
-                    let (low, high) = bf16_pair(words.extract(word));
-                    sums[comptime!(2 * word)] += weights[i] * low;
-                    sums[comptime!(2 * word + 1)] += weights[i] * high;
-                }
-            }
-            let column = first + comptime!((b * BOX) as u32);
-            let there = token < sizes.tokens && column < sizes.width;
-            store_eight_if(there, line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
+        }
+        let column = first + comptime!((b * BOX) as u32);
+        if token < sizes.tokens && column < sizes.width {
+            store_eight(line + u64::cast_from(column) * 2, &sums, Float16::Bf16);
         }
     }
 }
 
-/// Says that this warp waits for no more; the last one of all sets the number from which the next launch goes on.
+/// Says that this warp waits for no more; the last one of the group makes the counters ready for the next launch.
 #[cube]
-fn leave(workspace: &mut [Atomic<u32>], last: u32, sizes: &Sizes, #[comptime] once: Once) {
-    let done = workspace[1].fetch_add(1u32) + 1;
-    if done == sizes.groups * comptime!((once.cubes * OWNERS) as u32) {
-        workspace[1].store(0u32);
-        // No group has more tokens than these.
-        let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
-        workspace[0].store(last + sixteens);
+fn leave(counters: &mut [Atomic<u32>], group: u32, #[comptime] once: Once) {
+    let first = (group * comptime!(once.counters() as u32)) as usize;
+    gpu_asm!("fence.acq_rel.gpu;");
+    let done = counters[first + comptime!(once.places())].fetch_add(1u32) + 1;
+    gpu_asm!("fence.acq_rel.gpu;");
+    if done == comptime!((once.cubes * OWNERS) as u32) {
+        for i in 0..comptime!(once.counters()) {
+            counters[first + i].store(0u32);
+        }
     }
 }
