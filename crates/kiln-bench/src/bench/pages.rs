@@ -60,7 +60,9 @@ pub fn rewrite(
         }
         // What has stood there.
         let mut rest = lines.by_ref().map(|(line, _)| line);
-        let end = rest.find(|line| line.trim_end() == "<!-- end -->");
+        // Where another table begins this one has no end, and what is between is no table's.
+        let mark = |line: &&str| ["<!-- end -->", "<!-- table"].contains(&line.trim_end());
+        let end = rest.find(mark).filter(|line| line.trim_end() == "<!-- end -->");
         let end = end.ok_or_else(|| wrong("the table has no `<!-- end -->`"))?;
         let comment: Comment =
             toml::from_str(&comment).map_err(|e| wrong(&one_line(&e.to_string())))?;
@@ -112,6 +114,10 @@ mod tests {
         for (page, error) in [
             ("\n<!-- table\nfiles = []\n", "line 2: the comment has no `-->`"),
             ("<!-- table\nfiles = []\n-->\n", "line 1: the table has no `<!-- end -->`"),
+            (
+                "<!-- table\nfiles = []\n-->\ntext\n<!-- table\nfiles = []\n-->\n<!-- end -->\n",
+                "line 1: the table has no `<!-- end -->`",
+            ),
             ("<!-- table\nfiles = []\n-->\n<!-- end -->\n", "line 1: there is no run to compare"),
             ("<!-- table\nfiles = [\"x.json\"]\n-->\n<!-- end -->\n", "cannot read x.json"),
         ] {

@@ -104,6 +104,18 @@ enum Shapes {
     Lengths,
 }
 
+impl Shapes {
+    fn scale(self) -> Scale {
+        match self {
+            Self::Small => Scale::Small,
+            Self::Train => Scale::Train,
+            Self::Large => Scale::Large,
+            Self::Thin => Scale::Thin,
+            Self::Lengths => Scale::Lengths,
+        }
+    }
+}
+
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum OnePass {
     Forward,
@@ -181,6 +193,10 @@ fn expect_cases(
     let shapes = shapes.get_name();
     if ops.iter().all(|op| op.shapes(scale).is_empty()) {
         let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        let empty = |shapes: &Shapes| ops.iter().all(|op| op.shapes(shapes.scale()).is_empty());
+        if Shapes::value_variants().iter().all(empty) {
+            bail!("{names}: cannot be timed yet, with any --shapes");
+        }
         bail!("{names}: no sizes to time with --shapes {shapes}");
     }
     for op in ops.iter().filter(|op| !args.ops.is_empty() && op.shapes(scale).is_empty()) {
@@ -202,13 +218,7 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     if args.ladder && args.ops != ["tril_matmul"] {
         bail!("--ladder is that of one operator: kiln bench tril_matmul --ladder");
     }
-    let scale = match args.shapes {
-        Shapes::Small => Scale::Small,
-        Shapes::Train => Scale::Train,
-        Shapes::Large => Scale::Large,
-        Shapes::Thin => Scale::Thin,
-        Shapes::Lengths => Scale::Lengths,
-    };
+    let scale = args.shapes.scale();
     if let Some(folder) = args.data.as_ref().filter(|folder| folder.exists() && !folder.is_dir()) {
         bail!("--data: {} is no folder", folder.display());
     }

@@ -12,10 +12,11 @@ use crate::launch;
 /// bf16 on an H100, one KV head, share of the copy bandwidth: 0.77 in place of 0.70 with 32 heads, 0.74 in place of 0.62
 /// with 64.)
 const FEWEST_TOGETHER: usize = 17;
-/// So few gain where their keys are in so many parts at least, of which mma.sync would need a second launch. (8 heads of each
-/// KV head on an H200: of eight KV heads, 67 MB, 21.7 µs in place of 22.3; of 64, 268 MB, 134 in place of 128.)
+/// So few gain where each tile has so many multiprocessors at least: its keys are divided, and mma.sync would need a second
+/// launch. (8 heads of 128 elements on an H200, beside another run: 8 tiles, 67 MB, 21.7 µs in place of 22.6; 64 tiles,
+/// 537 MB, 134 in place of 128. Between these, and with other widths, nothing has been measured.)
 const FEW_TOGETHER: usize = 8;
-const MANY_PARTS: usize = 8;
+const MANY_FOR_A_TILE: usize = 8;
 
 pub(super) struct Plan {
     forward: Forward,
@@ -29,15 +30,21 @@ impl Plan {
         let sizes = &problem.sizes;
         let slots = launch::multiprocessors(&problem.q.tensor.client);
         let tiles = sizes.kv_heads * launch::limits::reckoned(sizes.batches);
-        let fewest = if MANY_PARTS * tiles <= slots { FEW_TOGETHER } else { FEWEST_TOGETHER };
+        let many = MANY_FOR_A_TILE * tiles <= slots;
+        let fewest = if many { FEW_TOGETHER } else { FEWEST_TOGETHER };
         let forward = plan_of_parts(problem).filter(|_| sizes.together() >= fewest)?;
         let round = forward.tile.keys;
         let planned = launch::limits::reckoned(keys);
-        let parts = |tiles| Some(fastest_parts(tiles, slots, planned, round));
+        let few = sizes.together() < FEWEST_TOGETHER;
+        let parts = |tiles| {
+            let parts = fastest_parts(tiles, slots, planned, round);
+            // Few heads in several waves would gain nothing.
+            Some(if few { parts.min(slots / tiles) } else { parts })
+        };
         let mut work = Work::new(sizes, keys, sizes.together(), round, parts);
         // Their cubes make the parts one.
         work.direct = can_meet(problem, work.parts, slots);
-        let faster = work.direct || sizes.together() >= FEWEST_TOGETHER;
+        let faster = work.direct || !few;
         faster.then_some((Self { forward, slots }, work))
     }
 }
