@@ -239,8 +239,8 @@ fn exp_units(x: f64) -> f64 {
 
 /// Units of a division, or a reciprocal and a product.
 const DIVISION: f64 = 7.0;
-/// Units of a reciprocal, its product and the product that undoes it: a kernel makes again what it divided.
-const UNDONE: f64 = 7.0;
+/// Units of a division that is undone by a product: a kernel makes again what it divided.
+const UNDONE: f64 = 6.0;
 
 /// Matrices are divided by the sums of their rows or of their columns.
 #[derive(Clone, Copy, PartialEq)]

@@ -1,7 +1,7 @@
 //! Sinkhorn's iteration over one matrix in registers, there and back.
 //!
 //! The way back needs each matrix that was divided. They are not kept: the sums are, and the matrices made again by
-//! multiplying with them. Lines are multiplied with their reciprocals: a division in f32 takes ten instructions and a branch.
+//! multiplying with them. On CUDA lines are multiplied with reciprocals: a division takes ten instructions and a branch.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
@@ -9,10 +9,16 @@
 use crate::exponential::reciprocal;
 use cubecl::prelude::*;
 
-/// 1 / sum.
+/// What [`over`] takes in the place of a sum.
 #[cube]
-fn inverse(sum: f32, #[comptime] ptx: bool) -> f32 {
-    if comptime!(ptx) { reciprocal(sum) } else { 1.0 / sum }
+fn divisor(sum: f32, #[comptime] ptx: bool) -> f32 {
+    if comptime!(ptx) { reciprocal(sum) } else { sum + 0.0 }
+}
+
+/// x / sum.
+#[cube]
+fn over(x: f32, divisor: f32, #[comptime] ptx: bool) -> f32 {
+    if comptime!(ptx) { x * divisor } else { x / divisor }
 }
 
 /// Each row becomes its softmax.
@@ -32,10 +38,11 @@ pub(super) fn softmax(a: &mut Array<f32>, #[comptime] n: usize, #[comptime] ptx:
             a[comptime!(row * n + i)] = exp;
             sum += exp;
         }
-        let inverse = inverse(sum + 0.0, ptx);
+        let divisor = divisor(sum + 0.0, ptx);
         #[unroll]
         for i in 0..n {
-            a[comptime!(row * n + i)] *= inverse;
+            let at = comptime!(row * n + i);
+            a[at] = over(a[at], divisor, ptx);
         }
     }
 }
@@ -73,10 +80,11 @@ pub(super) fn divide(
         }
         sum += eps;
         sums[line] = sum;
-        let inverse = inverse(sums[line], ptx);
+        let divisor = divisor(sums[line], ptx);
         #[unroll]
         for i in 0..n {
-            a[comptime!(place(line, i, n, rows))] *= inverse;
+            let at = comptime!(place(line, i, n, rows));
+            a[at] = over(a[at], divisor, ptx);
         }
     }
     sums
@@ -100,11 +108,11 @@ pub(super) fn undivide(
             let at = comptime!(place(line, i, n, rows));
             along += g[at] * a[at];
         }
-        let inverse = inverse(sums[line], ptx);
+        let divisor = divisor(sums[line], ptx);
         #[unroll]
         for i in 0..n {
             let at = comptime!(place(line, i, n, rows));
-            g[at] = (g[at] - along) * inverse;
+            g[at] = over(g[at] - along, divisor, ptx);
             a[at] *= sums[line];
         }
     }
