@@ -13,6 +13,8 @@ mod facts;
 
 pub(crate) use cuda::cuda_kind;
 pub use cuda::nvrtc;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::{Cluster, clusters};
 #[cfg(feature = "cube")]
 pub(crate) use facts::client;
 #[cfg(feature = "cube")]

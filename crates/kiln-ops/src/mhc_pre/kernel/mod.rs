@@ -1,7 +1,7 @@
 //! What is launched: passes over x, and small kernels with one unit a token between them.
 //!
-//! Forward: [`once`] makes x·φᵀ, the norm and h_in from one pass over x where it can; elsewhere there are
-//! [products](parts) x·φᵀ, and [`apply`] reads x once more. [`token`] makes h_post and h_res.
+//! Forward: [`once`] makes everything from one pass over x where it can; elsewhere there are [products](parts) x·φᵀ, [`apply`]
+//! reads x once more, and [`token`] makes h_post and h_res.
 //! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`together`] makes dx
 //! and dφ of them where it can; elsewhere [`input`] and a product do.
 
@@ -139,7 +139,8 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
     }
     let x = flat(x, d);
     let phi = into_contiguous(phi);
-    let plan = once::Plan::new(&x, &h_in, d, family);
+    let plan = once::Plan::new(&x, &h_in, d, options.sinkhorn > 0, family)
+        .filter(|_| launch::begins_at_16(&phi));
     let mix = match plan {
         Some(_) => f32("mix", &[d.tokens, d.rows]),
         None => parts::mix(op, x.clone(), phi.clone(), d, family),
@@ -153,10 +154,12 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
         d,
     };
     match plan {
-        Some(plan) => plan.run(&x, &phi, &given, &h_in),
-        None => apply::launch(x, &given, &h_in),
+        Some(plan) => plan.run(&x, &phi, &given, [&h_in, &h_post, &h_res]),
+        None => {
+            apply::launch(x, &given, &h_in);
+            token::forward(&given, &h_post, &h_res);
+        }
     }
-    token::forward(&given, &h_post, &h_res);
     Left { h_in, h_post, h_res, mix, norm }
 }
 

@@ -8,11 +8,17 @@ use burn_cubecl::tensor::CubeTensor;
 pub(super) enum Plan {}
 
 impl Plan {
-    pub(super) fn new(_: &CubeTensor, _: &CubeTensor, _: Dims, _: Option<Family>) -> Option<Self> {
+    pub(super) fn new(
+        _: &CubeTensor,
+        _: &CubeTensor,
+        _: Dims,
+        _: bool,
+        _: Option<Family>,
+    ) -> Option<Self> {
         None
     }
 
-    pub(super) fn run(self, _: &CubeTensor, _: &CubeTensor, _: &Given<'_>, _: &CubeTensor) {
+    pub(super) fn run(self, _: &CubeTensor, _: &CubeTensor, _: &Given<'_>, _: [&CubeTensor; 3]) {
         match self {}
     }
 }

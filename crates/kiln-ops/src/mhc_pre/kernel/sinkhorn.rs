@@ -21,6 +21,24 @@ fn over(x: f32, divisor: f32, #[comptime] ptx: bool) -> f32 {
     if comptime!(ptx) { x * divisor } else { x / divisor }
 }
 
+/// From logits to what `repeats` repeats, at least one, make of their exponentials.
+#[cube]
+pub(super) fn project(
+    a: &mut Array<f32>,
+    repeats: u32,
+    eps: f32,
+    #[comptime] n: usize,
+    #[comptime] ptx: bool,
+) {
+    softmax(a, n, ptx);
+    add(a, eps, n);
+    let _ = divide(a, eps, n, false, ptx);
+    for _ in 1..repeats {
+        let _ = divide(a, eps, n, true, ptx);
+        let _ = divide(a, eps, n, false, ptx);
+    }
+}
+
 /// Each row becomes its softmax.
 #[cube]
 pub(super) fn softmax(a: &mut Array<f32>, #[comptime] n: usize, #[comptime] ptx: bool) {

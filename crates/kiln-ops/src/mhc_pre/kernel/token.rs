@@ -111,13 +111,7 @@ fn forward_kernel(
         }
         let mut res = logits(inputs, token, r, &sizes, plan);
         if comptime!(plan.sinkhorn) {
-            sinkhorn::softmax(&mut res, n, plan.ptx);
-            sinkhorn::add(&mut res, sizes.hc_eps, n);
-            let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, false, plan.ptx);
-            for _ in 1..sizes.repeats {
-                let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, true, plan.ptx);
-                let _ = sinkhorn::divide(&mut res, sizes.hc_eps, n, false, plan.ptx);
-            }
+            sinkhorn::project(&mut res, sizes.repeats as u32, sizes.hc_eps, n, plan.ptx);
         }
         #[unroll]
         for i in 0..comptime!(n * n) {

@@ -10,9 +10,19 @@ use cubecl::zspace::{shape, strides};
 /// Matrices `[batches, lines, along]` in boxes of 128 bytes by `lines`.
 pub(crate) fn map(
     tensor: &CubeTensor,
+    shape: [usize; 3],
+    strides: [usize; 2],
+    box_lines: usize,
+) -> TensorMapArg<Tiled> {
+    map_of_boxes(tensor, shape, strides, [1, box_lines])
+}
+
+/// The same in boxes of so many matrices, by so many lines, by 128 bytes.
+pub(crate) fn map_of_boxes(
+    tensor: &CubeTensor,
     [batches, lines, along]: [usize; 3],
     [batch_stride, ld]: [usize; 2],
-    box_lines: usize,
+    [box_batches, box_lines]: [usize; 2],
 ) -> TensorMapArg<Tiled> {
     // SAFETY: the shape and the strides are those of the tensor.
     let arg = unsafe {
@@ -22,7 +32,7 @@ pub(crate) fn map(
             shape![batches, lines, along],
         )
     };
-    let args = TiledArgs { tile_size: shape![1, box_lines, 128 / tensor.dtype.size()] };
+    let args = TiledArgs { tile_size: shape![box_batches, box_lines, 128 / tensor.dtype.size()] };
     TensorMapArg::new(args, arg, dtype_to_elem_type(tensor.dtype))
         .with_swizzle(TensorMapSwizzle::B128)
         .with_prefetch(TensorMapPrefetch::B256)

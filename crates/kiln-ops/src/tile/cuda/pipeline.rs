@@ -89,12 +89,6 @@ impl Ring {
         self.full + stage * 8
     }
 
-    /// Waits until all readers have released a stage, where nobody fills it again before. Whoever waits has seen, or knows by
-    /// what it waited for since, that the stage was released the time before.
-    pub(crate) fn wait_released(&self, stage: u32, phase: u32) {
-        barrier_wait(self.empty + stage * 8, phase & 1);
-    }
-
     /// Says that a stage is full of what the unit wrote itself; in the place of [`expect`](Self::expect).
     pub(crate) fn arrive(&self, stage: u32) {
         barrier_arrive(self.full + stage * 8);

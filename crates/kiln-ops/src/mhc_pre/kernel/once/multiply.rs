@@ -6,39 +6,53 @@
 #![allow(clippy::manual_is_multiple_of)]
 
 use super::kernel::{Place, Sizes};
-use super::plan::{BOX, MULTIPLY, Once, TOKENS, WARPS};
-use crate::reduce::{Shuffle, shuffle};
+use super::plan::{BOX, MULTIPLY, OWNERS, Once, TOKENS, WARPS};
 use crate::tile::cuda::pipeline::{PipelineState, Ring};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
-/// φ at a row and a column of a stream, 0 outside.
+/// Loads this cube's part of φ to the place of the later stages, piece by piece; for the warps that weight. Each group begins
+/// with another piece: all read the same ones, and the cache has each in one place.
 #[cube]
-fn phi_at(
-    phi: &[f32],
-    row: u32,
-    stream: u32,
-    column: u32,
+pub(super) fn fetch_phi(
+    phi: u64,
+    owner: u32,
+    arrived: u32,
+    place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
-) -> f32 {
-    let there = row < comptime!(once.rows as u32) && column < sizes.width;
-    let width = sizes.width as usize;
-    let at = row as usize * width * comptime!(once.streams) + stream as usize * width;
-    select(there, phi[select(there, at + column as usize, 0usize)], 0.0)
+) {
+    let (pieces, warps) = comptime!((once.pieces() as u32, OWNERS as u32));
+    let first = place.rank * comptime!((once.boxes * BOX) as u32);
+    let bytes = min(sizes.width - first, comptime!((once.boxes * BOX) as u32)) * 4;
+    for turn in 0..comptime!(pieces.div_ceil(32 * warps)) {
+        let at = (turn * 32 + UNIT_POS % 32) * warps + owner;
+        if at < pieces {
+            let piece = (at + place.group * comptime!(warps + 1)) % pieces;
+            let from = u64::cast_from(piece) * u64::cast_from(sizes.width) + u64::cast_from(first);
+            bulk_load_arriving(phi_at(place, piece, once), phi + from * 4, bytes + 0, arrived);
+        }
+    }
+}
+
+/// Where in shared memory a piece of φ is.
+#[cube]
+fn phi_at(place: &Place, piece: u32, #[comptime] once: Once) -> u32 {
+    let before = comptime!((once.early() * once.stage_bytes()) as u32);
+    place.base + before + piece * comptime!(once.piece_bytes() as u32)
 }
 
 /// The part of φ of this lane: of each step of its warp, for each eight rows, two words of the first parts and two of the
 /// second ones, as an instruction takes them.
 #[cube]
 fn hold_phi(
-    phi: &[f32],
     warp: u32,
     place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
 ) -> Array<Vector<u32, Const<4>>> {
-    let (steps, eights, boxes) = comptime!((once.steps(), once.eights(), once.boxes as u32));
+    let (steps, eights) = comptime!((once.steps(), once.eights()));
+    let (streams, boxes) = comptime!((once.streams as u32, once.boxes as u32));
     let lane = UNIT_POS % 32;
     let mut held = Array::<Vector<u32, Const<4>>>::new(comptime!(steps * eights));
     #[unroll]
@@ -46,21 +60,29 @@ fn hold_phi(
         // Four steps are a box.
         let step = warp + comptime!((m * WARPS) as u32);
         let number = step / 4;
-        let (stream, within) = (number / boxes, number % boxes);
-        let column =
-            (place.rank * boxes + within) * comptime!(BOX as u32) + step % 4 * 16 + lane % 4 * 2;
+        let (within, stream) = (number / streams, number % streams);
+        let column = within * comptime!(BOX as u32) + step % 4 * 16 + lane % 4 * 2;
         // Steps beyond the last have nothing.
-        let column = select(stream < comptime!(once.streams as u32), column, sizes.width);
+        let of_step = within < boxes;
+        let mut pairs = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * eights));
+        #[unroll]
+        for i in 0..comptime!(2 * eights) {
+            let row = lane / 4 + comptime!(8 * (i as u32 / 2));
+            let column = column + comptime!(8 * (i as u32 % 2));
+            let there = of_step
+                && row < comptime!(once.rows as u32)
+                && place.rank * comptime!((once.boxes * BOX) as u32) + column < sizes.width;
+            let from = phi_at(place, row * streams + stream, once) + column * 4;
+            let pair = load_two_shared(select(there, from, place.base));
+            pairs[i] = select(there, pair, Vector::new(0.0f32));
+        }
         #[unroll]
         for e in 0..eights {
-            let row = lane / 4 + comptime!(8 * e as u32);
             let mut four = Vector::<u32, Const<4>>::new(0u32);
             #[unroll]
             for half in 0..2usize {
-                let at = column + comptime!(8 * half as u32);
-                let first = phi_at(phi, row, stream, at, sizes, once);
-                let second = phi_at(phi, row, stream, at + 1, sizes, once);
-                let (high, low) = two_bf16(first, second);
+                let pair = pairs[comptime!(2 * e + half)];
+                let (high, low) = two_bf16(pair.extract(0usize), pair.extract(1usize));
                 four.insert(half, high);
                 four.insert(comptime!(2 + half), low);
             }
@@ -70,14 +92,20 @@ fn hold_phi(
     held
 }
 
+/// Where those who multiply have taken φ, and the warp that loads may put tokens in its place.
+#[cube]
+pub(super) fn phi_is_held() {
+    sync_units(2u32, comptime!(MULTIPLY as u32 + 32));
+}
+
 /// Multiplies all tokens of the group with this cube's part of φ.
 #[cube]
 pub(super) fn multiply(
-    phi: &[f32],
     shared: &mut Shared<[f32]>,
-    parts: &mut [f32],
     warp: u32,
     ring: &Ring,
+    sides: &Ring,
+    phi_arrived: u32,
     place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
@@ -85,7 +113,9 @@ pub(super) fn multiply(
     let (steps, eights) = comptime!((once.steps(), once.eights()));
     let columns = comptime!(once.columns() as u32);
     let float = comptime!(Float16::Bf16);
-    let held = hold_phi(phi, warp, place, sizes, once);
+    barrier_wait(phi_arrived, 0u32);
+    let held = hold_phi(warp, place, sizes, once);
+    phi_is_held();
     let lane = UNIT_POS % 32;
     // Of a box this lane names the row of a token, and of the step's 32 bytes the first or the second half.
     let chunk = (warp % 4 * 2 + lane / 16) ^ (lane % 8);
@@ -99,9 +129,10 @@ pub(super) fn multiply(
         for e in 0..eights {
             sums[e] = Vector::new(0.0f32);
         }
-        let mut squares = Array::<f32>::new(2usize);
-        squares[0] = f32::new(0.0);
-        squares[1] = f32::new(0.0);
+        // Tokens times tokens, of eight each: the squares are on the diagonal. An addition for each would take longer.
+        let mut grams = Array::<Vector<f32, Const<4>>>::new(2usize);
+        grams[0] = Vector::new(0.0f32);
+        grams[1] = Vector::new(0.0f32);
         #[unroll]
         for m in 0..steps {
             let step = warp + comptime!((m * WARPS) as u32);
@@ -112,10 +143,11 @@ pub(super) fn multiply(
             let mut a = Array::<Vector<u32, Const<4>>>::new(1usize);
             a[0] = load_matrices(stage + step / 4 * comptime!(once.box_bytes() as u32), false);
             #[unroll]
-            for word in 0..4usize {
-                let (low, high) = bf16_pair(a[0].extract(word));
-                let both = low * low + high * high;
-                squares[comptime!(word % 2)] += select(there, both, 0.0);
+            for half in 0..2usize {
+                let (first, second) = (a[0].extract(half), a[0].extract(comptime!(2 + half)));
+                let first = select(there, first, 0u32);
+                let second = select(there, second, 0u32);
+                grams[half] = mma_16x8x16(a[0], first, second, grams[half], float);
             }
             #[unroll]
             for part in 0..2usize {
@@ -127,17 +159,10 @@ pub(super) fn multiply(
                 }
             }
         }
-        #[unroll]
-        for half in 0..2usize {
-            #[unroll]
-            for by in [1u32, 2u32] {
-                let other = shuffle(squares[half], by.runtime(), Shuffle::Xor, true);
-                squares[half] += other;
-            }
-        }
-        // What is there of the tokens two times before has been read: of those before, all have gone on.
-        let side = comptime!(once.sides_at() as u32) + number % 2 * comptime!(once.side() as u32);
-        let to = side + warp * comptime!(TOKENS as u32 * columns) + lane / 4 * columns;
+        let side = number % comptime!(once.sides as u32);
+        sides.vacant(side, number / comptime!(once.sides as u32));
+        let side_at = comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32);
+        let to = side_at + warp * comptime!(TOKENS as u32 * columns) + lane / 4 * columns;
         #[unroll]
         for half in 0..2usize {
             let row = to + comptime!(8 * half as u32 * columns);
@@ -147,46 +172,18 @@ pub(super) fn multiply(
                 shared[column as usize] = sums[e].extract(comptime!(2 * half));
                 shared[column as usize + 1] = sums[e].extract(comptime!(2 * half + 1));
             }
-            if lane % 4 == 0 {
-                shared[(row + comptime!(8 * eights as u32)) as usize] = squares[half];
-            }
-        }
-        sync_units(1u32, comptime!(MULTIPLY as u32));
-        let part = comptime!(once.part() as u32);
-        let workspace = place.workspace(number, once) + (place.rank * part) as usize;
-        #[unroll]
-        for i in 0..comptime!(once.part().div_ceil(MULTIPLY)) {
-            let at = UNIT_POS + comptime!((i * MULTIPLY) as u32);
-            if at < part {
-                let from = side + place_of(at, once);
-                let mut sum = f32::new(0.0);
-                #[unroll]
-                for warp in 0..WARPS {
-                    let of_warp = comptime!((warp * TOKENS) as u32 * columns);
-                    sum += shared[(from + of_warp) as usize];
-                }
-                parts[workspace + at as usize] = sum;
+            // Row and column are the same in one of four lanes.
+            if lane % 4 == lane / 8 {
+                let (even, odd) = comptime!((2 * half, 2 * half + 1));
+                let gram = grams[half];
+                let square = select(lane / 4 % 2 == 0, gram.extract(even), gram.extract(odd));
+                shared[(row + comptime!(8 * eights as u32)) as usize] = square;
             }
         }
         sync_plane();
         if lane == 0 {
-            ring.release(state.stage);
+            sides.arrive(number % comptime!(OWNERS as u32));
         }
         state.advance(comptime!(once.stages as u32));
-    }
-}
-
-/// Where a warp has what is left at `at`.
-#[cube]
-fn place_of(at: u32, #[comptime] once: Once) -> u32 {
-    let (n, columns) = comptime!((once.streams as u32, once.columns() as u32));
-    let (firsts, rest) = comptime!((once.firsts() as u32, once.rest() as u32));
-    if at < firsts {
-        let j = at % comptime!(n + 1);
-        at / comptime!(n + 1) * columns + select(j < n, j, comptime!(columns - 1))
-    } else {
-        let (token, j) = ((at - firsts) / rest, (at - firsts) % rest);
-        // What fills up a four is not read.
-        token * columns + min(j + n, comptime!(columns - 1))
     }
 }

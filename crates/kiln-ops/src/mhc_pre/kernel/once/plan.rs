@@ -1,5 +1,10 @@
 //! Which cube takes what.
 
+use crate::device::{Cluster, clusters};
+use crate::tile::cuda::pipeline::barrier_bytes;
+use cubecl::Device;
+use std::cmp::Reverse;
+
 /// Columns of a box of TMA: 128 bytes.
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together: the rows of an instruction.
@@ -8,16 +13,19 @@ pub(super) const TOKENS: usize = 16;
 pub(super) const WARPS: usize = 8;
 pub(super) const MULTIPLY: usize = 32 * WARPS;
 pub(super) const OWNERS: usize = 4;
-/// Registers of a unit that hold φ.
+pub(super) const UNITS: usize = MULTIPLY + 32 * OWNERS;
+/// Of 168 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
 const REGISTERS: usize = 120;
+const HELD: usize = 96;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
-/// Tokens in flight, in sixteens. There are no fewer stages than warps that take turns: so the one before in a stage has
-/// always been waited for.
+/// Tokens in flight, in sixteens.
 const STAGES: usize = 8;
 const FEW_STAGES: usize = OWNERS;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
+/// Cubes that are a cluster on any device that has clusters.
+const CLUSTER: usize = 8;
 /// Counters of all groups.
 pub(super) const COUNTERS: usize = 2048;
 
@@ -27,11 +35,18 @@ pub(super) struct Once {
     pub(super) streams: usize,
     /// Of φ.
     pub(super) rows: usize,
+    /// Whether h_res goes through Sinkhorn.
+    pub(super) sinkhorn: bool,
     /// Boxes of each stream that a cube takes.
     pub(super) boxes: usize,
     /// Cubes that share tokens, each with a part of the columns.
     pub(super) cubes: usize,
     pub(super) stages: usize,
+    /// Places for what warps have of tokens that are taken together, one or two.
+    pub(super) sides: usize,
+    /// Of a cluster: places for what all of its cubes have of tokens that are taken together. No fewer than sides: so who
+    /// waits for a place has always seen that it was read the time before.
+    pub(super) slots: usize,
 }
 
 impl Once {
@@ -39,11 +54,15 @@ impl Once {
     pub(super) fn new(
         streams: usize,
         width: usize,
+        sinkhorn: bool,
         multiprocessors: usize,
         memory: usize,
     ) -> Option<Self> {
         let rows = streams * (streams + 2);
-        let plan = |boxes, cubes| Self { streams, rows, boxes, cubes, stages: 0 };
+        let plan = |boxes, cubes| {
+            let (stages, sides, slots) = (0, 2, 0);
+            Self { streams, rows, sinkhorn, boxes, cubes, stages, sides, slots }
+        };
         let all = width.div_ceil(BOX);
         let fits = |boxes: &usize| {
             let plan = plan(*boxes, 1);
@@ -53,9 +72,54 @@ impl Once {
         let boxes = all.div_ceil(all.div_ceil(most));
         let cubes = all.div_ceil(boxes);
         let plan = plan(boxes, cubes);
-        let room = memory.checked_sub(BESIDE + 4 * plan.words_beside())?;
-        let stages = (room / (plan.stage_bytes() + 16)).min(STAGES);
-        (stages >= FEW_STAGES && cubes <= multiprocessors).then_some(Self { stages, ..plan })
+        let slots = if plan.clustered() { vec![4, 3, 2] } else { vec![0] };
+        let ways =
+            [2, 1].into_iter().flat_map(|sides| slots.iter().map(move |&slots| (sides, slots)));
+        let with_stages = |(sides, slots)| {
+            let plan = Self { sides, slots, ..plan };
+            let barriers = barrier_bytes(OWNERS) + barrier_bytes(slots);
+            let room = memory.checked_sub(BESIDE + 4 * plan.words_beside() + barriers)?;
+            let stages = (room / (plan.stage_bytes() + barrier_bytes(1))).min(STAGES);
+            Some(Self { stages, ..plan })
+        };
+        // A stage more is worth most, then a second side, for which nobody waits.
+        let best = ways.filter_map(with_stages).min_by_key(|plan| Reverse(plan.stages))?;
+        (best.stages >= FEW_STAGES && cubes <= multiprocessors).then_some(best)
+    }
+
+    /// Whether the cubes of a group are a cluster, and send their sums into each other's memory.
+    pub(super) fn clustered(&self) -> bool {
+        self.cubes <= CLUSTER
+    }
+
+    /// How many groups run at a time.
+    pub(super) fn groups(&self, device: &Device, multiprocessors: usize) -> usize {
+        let most = multiprocessors / self.cubes;
+        if !self.clustered() {
+            return most;
+        }
+        let cluster = Cluster { cubes: self.cubes, units: UNITS, shared: 4 * self.words() };
+        let told = match device {
+            Device::Cuda(device) => clusters(device.index, cluster),
+            _ => None,
+        };
+        // A cluster that waits for another runs alone at the end: rather too few where nothing is known.
+        told.unwrap_or(most * 3 / 4).min(most)
+    }
+
+    /// Tokens of sixteen whose sums but the first ones this cube adds up.
+    pub(super) fn own_tokens(&self) -> usize {
+        TOKENS.div_ceil(self.cubes)
+    }
+
+    /// f32 that a cube of the cluster sends to another one of tokens that are taken together.
+    pub(super) fn letter(&self) -> usize {
+        self.firsts() + self.own_tokens() * self.rest()
+    }
+
+    /// f32 of a slot.
+    pub(super) fn slot(&self) -> usize {
+        self.cubes * self.letter()
     }
 
     /// Rows of φ in eights.
@@ -72,6 +136,11 @@ impl Once {
         self.all_steps().div_ceil(WARPS)
     }
 
+    /// Boxes of each stream that a unit weights at a time.
+    pub(super) fn together(&self) -> usize {
+        (HELD / (4 * self.streams)).clamp(1, self.boxes)
+    }
+
     /// Bytes of a box.
     pub(super) fn box_bytes(&self) -> usize {
         TOKENS * BOX * 2
@@ -80,6 +149,22 @@ impl Once {
     /// Bytes of x that are taken together.
     pub(super) fn stage_bytes(&self) -> usize {
         self.streams * self.boxes * self.box_bytes()
+    }
+
+    /// Pieces of φ of this cube: of each row, of each stream.
+    pub(super) fn pieces(&self) -> usize {
+        self.rows * self.streams
+    }
+
+    /// Bytes from a piece to the next in shared memory: of four rows the same columns are in different banks.
+    pub(super) fn piece_bytes(&self) -> usize {
+        4 * self.boxes * BOX + 32
+    }
+
+    /// Stages before those in whose place φ comes.
+    pub(super) fn early(&self) -> usize {
+        let phi = (self.pieces() * self.piece_bytes()).div_ceil(self.stage_bytes());
+        self.stages.saturating_sub(phi)
     }
 
     /// What a warp has of a token: of x·φᵀ, and the sum of its squares behind it. An odd number, for the banks.
@@ -113,15 +198,20 @@ impl Once {
         2 * self.stages
     }
 
-    /// Counters of a group: one a place, and one for cubes that are done. A cube on its own waits for nobody.
-    pub(super) fn counters(&self) -> usize {
-        if self.cubes > 1 { self.places() + 1 } else { 0 }
+    /// After how many sixteens places of any kind are taken again.
+    pub(super) fn taken_again(&self) -> usize {
+        if self.clustered() { self.stages.max(self.slots) } else { self.places() }
     }
 
-    /// Words of shared memory after the ring: what warps have of two times sixteen tokens, what those that weight have,
-    /// and biases.
+    /// Counters of a group that is no cluster: one a place, and one for cubes that are done.
+    pub(super) fn counters(&self) -> usize {
+        if self.clustered() { 0 } else { self.places() + 1 }
+    }
+
+    /// Words of shared memory after the ring: what warps have of sixteen tokens, what those that weight have, slots and
+    /// biases.
     fn words_beside(&self) -> usize {
-        2 * self.side() + OWNERS * self.owned() + self.streams
+        self.sides * self.side() + OWNERS * self.owned() + self.slots * self.slot() + self.streams
     }
 
     /// y, the sums of the squares and the weights of tokens that are taken together.
@@ -135,20 +225,38 @@ impl Once {
     }
 
     pub(super) fn owned_at(&self) -> usize {
-        self.sides_at() + 2 * self.side()
+        self.sides_at() + self.sides * self.side()
+    }
+
+    pub(super) fn slots_at(&self) -> usize {
+        (self.owned_at() + OWNERS * self.owned()).next_multiple_of(4)
     }
 
     pub(super) fn biases_at(&self) -> usize {
-        self.owned_at() + OWNERS * self.owned()
+        self.slots_at() + self.slots * self.slot()
     }
 
     pub(super) fn barriers_at(&self) -> usize {
         4 * (self.biases_at() + self.streams).next_multiple_of(2)
     }
 
+    /// The barrier of φ.
+    pub(super) fn phi_barrier_at(&self) -> usize {
+        self.barriers_at() + barrier_bytes(self.stages)
+    }
+
+    /// The barriers of slots: full, and behind these empty.
+    pub(super) fn slot_barriers_at(&self) -> usize {
+        self.phi_barrier_at() + 8
+    }
+
+    pub(super) fn side_barriers_at(&self) -> usize {
+        self.slot_barriers_at() + 16 * self.slots
+    }
+
     /// All words of shared memory.
     pub(super) fn words(&self) -> usize {
-        (self.barriers_at() + 16 * self.stages) / 4
+        (self.side_barriers_at() + barrier_bytes(OWNERS)) / 4
     }
 }
 
@@ -162,17 +270,19 @@ mod tests {
     fn all_columns_have_a_cube_and_a_ring_fits() {
         for streams in 1..=6 {
             for width in [8, 64, 72, 256, 768, 2560, 4096, 7168] {
-                let plan = Once::new(streams, width, 132, MEMORY);
+                let plan = Once::new(streams, width, true, 132, MEMORY);
                 let plan = plan.unwrap_or_else(|| panic!("{streams} of {width}"));
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
-                assert!(plan.stages >= OWNERS, "{plan:?}");
+                assert!(plan.stages >= FEW_STAGES, "{plan:?}");
+                let phi = plan.pieces() * plan.piece_bytes();
+                assert!(phi <= (plan.stages - plan.early()) * plan.stage_bytes(), "{plan:?}");
                 let groups = 132 / plan.cubes;
                 assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }
         }
-        assert_eq!(Once::new(7, 64, 132, MEMORY), None);
-        assert_eq!(Once::new(4, 1 << 20, 132, MEMORY), None);
+        assert_eq!(Once::new(7, 64, true, 132, MEMORY), None);
+        assert_eq!(Once::new(4, 1 << 20, true, 132, MEMORY), None);
     }
 }

@@ -33,6 +33,12 @@ pub(crate) fn barrier_expect(bar: u32, #[comptime] bytes: u32) {
     gpu_asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};", b = in(_) bar, n = const bytes);
 }
 
+/// The same for a number of bytes that is not known before.
+#[cube]
+pub(crate) fn barrier_expect_some(bar: u32, bytes: u32) {
+    gpu_asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};", b = in(_) bar, n = in(_) bytes);
+}
+
 #[cube]
 pub(crate) fn barrier_arrive(bar: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{b}];", b = in(_) bar);

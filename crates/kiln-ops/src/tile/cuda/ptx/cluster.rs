@@ -1,5 +1,8 @@
 //! Cubes of a cluster, and sums that they hand to each other.
 
+// A sum is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+
 use super::{Wgmma, list};
 use cubecl::prelude::*;
 
@@ -18,6 +21,23 @@ pub(crate) fn cluster_address(addr: u32, rank: u32) -> u32 {
         o = out(_) there, a = in(_) addr, r = in(_) rank, options(pure, nomem)
     );
     there
+}
+
+/// Stores four f32 at `to` in a cube of the cluster, and completes 16 bytes of the barrier `bar` there.
+#[cube]
+pub(crate) fn send_quad(to: u32, quad: Vector<f32, Const<4>>, bar: u32) {
+    let (x, y) = (quad.extract(0usize), quad.extract(1usize));
+    let (z, w) = (quad.extract(2usize), quad.extract(3usize));
+    gpu_asm!(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [{t}], {{{x}, {y}, {z}, {w}}}, [{b}];",
+        t = in(_) to + 0, x = in(_) x, y = in(_) y, z = in(_) z, w = in(_) w, b = in(_) bar + 0
+    );
+}
+
+/// Arrives at a barrier of a cube of the cluster.
+#[cube]
+pub(crate) fn barrier_arrive_there(bar: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cluster.b64 _, [{b}];", b = in(_) bar + 0);
 }
 
 /// Bytes between parts of 16 that a unit of 128 hands over.

@@ -25,12 +25,22 @@ pub(crate) fn load_16(addr: u64, #[comptime] offset: u32) -> Vector<u32, Const<4
     out
 }
 
-/// Four f32 of global memory that other cubes write, from an address that is a multiple of 16.
+/// Four f32 of global memory that others write, from an address that is a multiple of 16.
 #[cube]
 pub(crate) fn load_quad(addr: u64) -> Vector<f32, Const<4>> {
     let quad: Vector<f32, Const<4>>;
     gpu_asm!("ld.global.v4.f32 {o}, [{a}];", o = out(_) quad, a = in(_) addr);
     quad
+}
+
+/// Stores four f32 to global memory, to an address that is a multiple of 16.
+#[cube]
+pub(crate) fn store_quad(addr: u64, quad: &Vector<f32, Const<4>>) {
+    gpu_asm!(
+        "st.global.v4.f32 [{to}], {{{a}, {b}, {c}, {d}}};",
+        to = in(_) addr, a = in(_) quad.extract(0usize), b = in(_) quad.extract(1usize),
+        c = in(_) quad.extract(2usize), d = in(_) quad.extract(3usize)
+    );
 }
 
 /// The lower halves of two words side by side, or the upper ones.
@@ -130,6 +140,14 @@ pub(crate) fn load_16_shared(addr: u32) -> Vector<u32, Const<4>> {
     out
 }
 
+/// Two numbers of shared memory side by side, from an address that is a multiple of 8.
+#[cube]
+pub(crate) fn load_two_shared(addr: u32) -> Vector<f32, Const<2>> {
+    let out: Vector<f32, Const<2>>;
+    gpu_asm!("ld.shared.v2.f32 {o}, [{a}];", o = out(_) out, a = in(_) addr);
+    out
+}
+
 /// Stores eight numbers, rounded, to global memory: 16 bytes that begin at a multiple of 16.
 #[cube]
 pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16) {
@@ -139,6 +157,22 @@ pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16)
         "cvt.rn.{t}x2.f32 p2, {f}, {e}; cvt.rn.{t}x2.f32 p3, {h}, {g};",
         "st.global.v4.b32 [{to}], {{p0, p1, p2, p3}}; }}",
         to = in(_) addr, t = const float.name(),
+        a = in(_) x[0], b = in(_) x[1], c = in(_) x[2], d = in(_) x[3],
+        e = in(_) x[4], f = in(_) x[5], g = in(_) x[6], h = in(_) x[7]
+    );
+}
+
+/// Stores eight numbers, rounded, to global memory if `there`: 16 bytes that begin at a multiple of 16. Without a branch, so
+/// that what comes before is not put behind one.
+#[cube]
+pub(crate) fn store_eight_if(there: bool, addr: u64, x: &Array<f32>, #[comptime] float: Float16) {
+    let there = u32::cast_from(there);
+    gpu_asm!(
+        "{{ .reg .b32 p<4>; .reg .pred there; setp.ne.u32 there, {is}, 0;",
+        "cvt.rn.{t}x2.f32 p0, {b}, {a}; cvt.rn.{t}x2.f32 p1, {d}, {c};",
+        "cvt.rn.{t}x2.f32 p2, {f}, {e}; cvt.rn.{t}x2.f32 p3, {h}, {g};",
+        "@there st.global.v4.b32 [{to}], {{p0, p1, p2, p3}}; }}",
+        is = in(_) there, to = in(_) addr, t = const float.name(),
         a = in(_) x[0], b = in(_) x[1], c = in(_) x[2], d = in(_) x[3],
         e = in(_) x[4], f = in(_) x[5], g = in(_) x[6], h = in(_) x[7]
     );

@@ -2,6 +2,17 @@
 
 use cubecl::prelude::*;
 
+/// Loads `bytes` bytes, a multiple of 16, from global memory to shared, both from a multiple of 16 on; arrives at the barrier
+/// and lets it wait for them.
+#[cube]
+pub(crate) fn bulk_load_arriving(to: u32, from: u64, bytes: u32, bar: u32) {
+    gpu_asm!(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{s}], [{g}], {n}, [{b}];",
+        s = in(_) to, g = in(_) from, n = in(_) bytes, b = in(_) bar
+    );
+}
+
 /// Loads a box at column `x` and row `y` of matrix `z`; zero outside. Completes on `bar`.
 #[cube]
 pub(crate) fn tma_load(dst: u32, map: u64, bar: u32, x: u32, y: u32, z: u32) {

@@ -1,0 +1,95 @@
+//! h_post and h_res of the tokens whose sums this cube has added up, one unit a token, after all of them have passed.
+
+use super::super::sinkhorn;
+use super::super::token::sigmoid;
+use super::kernel::{Place, Sizes};
+use super::plan::{Once, TOKENS, UNITS};
+use crate::tile::cuda::ptx::*;
+use cubecl::prelude::*;
+
+/// Writes them; after x·φᵀ and the norms of all tokens of this cube.
+#[cube]
+pub(super) fn coefficients(
+    mix: &[f32],
+    norm: &[f32],
+    alpha: &[f32],
+    bias: &[f32],
+    h_post: &mut [f32],
+    h_res: &mut [f32],
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let (n, rows) = comptime!((once.streams, once.rows));
+    let (own, cubes) = comptime!((once.own_tokens() as u32, once.cubes as u32));
+    for at in range_stepped(UNIT_POS, place.count * own, comptime!(UNITS as u32)) {
+        let row = place.rank + at % own * cubes;
+        let token = place.token(at / own, sizes) + row;
+        if row < comptime!(TOKENS as u32) && token < sizes.tokens {
+            let (token, r) = (token as usize, norm[token as usize]);
+            let y = read(mix, token, rows);
+            let mut post = Array::<f32>::new(n);
+            #[unroll]
+            for i in 0..n {
+                let j = comptime!(n + i);
+                post[i] = 2.0 * sigmoid(alpha[1] * (y[j] * r) + bias[j], true);
+            }
+            write(h_post, token, &post, n);
+            let mut res = Array::<f32>::new(comptime!(n * n));
+            #[unroll]
+            for i in 0..comptime!(n * n) {
+                let j = comptime!(2 * n + i);
+                res[i] = alpha[2] * (y[j] * r) + bias[j];
+            }
+            if comptime!(once.sinkhorn) {
+                sinkhorn::project(&mut res, sizes.repeats, sizes.hc_eps, n, true);
+            }
+            write(h_res, token, &res, comptime!(n * n));
+        }
+    }
+}
+
+/// A row of so many columns; four at a time where all rows begin at a multiple of 16 bytes.
+#[cube]
+fn read(from: &[f32], row: usize, #[comptime] columns: usize) -> Array<f32> {
+    let mut all = Array::<f32>::new(columns);
+    if comptime!(columns.is_multiple_of(4)) {
+        let at = global_address::<f32>(from.as_ptr()) + (row * comptime!(4 * columns)) as u64;
+        #[unroll]
+        for four in 0..comptime!(columns / 4) {
+            let quad = load_quad(at + comptime!(16 * four as u64));
+            #[unroll]
+            for e in 0..4usize {
+                all[comptime!(4 * four + e)] = quad.extract(e);
+            }
+        }
+    } else {
+        #[unroll]
+        for i in 0..columns {
+            all[i] = from[row * columns + i];
+        }
+    }
+    all
+}
+
+/// The same to write one.
+#[cube]
+fn write(to: &mut [f32], row: usize, all: &Array<f32>, #[comptime] columns: usize) {
+    if comptime!(columns.is_multiple_of(4)) {
+        let at = global_address::<f32>(to.as_ptr()) + (row * comptime!(4 * columns)) as u64;
+        #[unroll]
+        for four in 0..comptime!(columns / 4) {
+            let mut quad = Vector::<f32, Const<4>>::new(0.0f32);
+            #[unroll]
+            for e in 0..4usize {
+                quad.insert(e, all[comptime!(4 * four + e)]);
+            }
+            store_quad(at + comptime!(16 * four as u64), &quad);
+        }
+    } else {
+        #[unroll]
+        for i in 0..columns {
+            to[row * columns + i] = all[i];
+        }
+    }
+}

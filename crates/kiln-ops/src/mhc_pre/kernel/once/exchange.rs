@@ -1,0 +1,305 @@
+//! The sums of a cube on their way to the others of its group: to the memory of the cluster's, or through a workspace where
+//! the group is too large for a cluster.
+
+// A sum is a value; a variable itself would be handed over to change.
+#![allow(clippy::identity_op)]
+// Kernels have no `is_multiple_of`.
+#![allow(clippy::manual_is_multiple_of)]
+
+use super::kernel::{Place, Sizes, counter};
+use super::plan::{OWNERS, Once, TOKENS, WARPS};
+use super::weight::Weighting;
+use crate::tile::cuda::pipeline::Ring;
+use crate::tile::cuda::ptx::*;
+use cubecl::prelude::*;
+
+/// Adds up what all warps of this cube have of tokens, hands it to the others, and adds up what all have: y of the weights
+/// and the sums of the squares, for this warp, and the rest of x·φᵀ of the tokens that this cube writes.
+#[cube]
+pub(super) fn exchange(
+    of: &Weighting,
+    mix: &mut [f32],
+    parts: &mut [f32],
+    shared: &mut Shared<[f32]>,
+    counters: &mut [Atomic<u32>],
+    sides: &Ring,
+    owned: u32,
+    number: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let lane = UNIT_POS % 32;
+    let side = number % comptime!(once.sides as u32);
+    sides.wait(of.owner, number / comptime!(OWNERS as u32));
+    let side_at = comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32);
+    if comptime!(once.clustered()) {
+        send(&*shared, side_at, number, place, once);
+    } else {
+        leave(&*shared, side_at, parts, number, place, once);
+    }
+    sync_plane();
+    if lane == 0 {
+        sides.release(side);
+    }
+    if comptime!(once.clustered()) {
+        receive(mix, shared, owned, number, place, sizes, once);
+    } else {
+        let (places, cubes) = comptime!((once.places() as u32, once.cubes as u32));
+        let counter = counter(&*counters, place.group, number % places, once);
+        if lane == 0 {
+            counter_add(counter + 0);
+        }
+        counter_wait(counter + 0, (number / places + 1) * cubes);
+        gather(of, mix, shared, owned, number, place, sizes, once);
+    }
+    sync_plane();
+}
+
+/// The sums of all warps of four that are left: of a column of four tokens, first, then of four columns of a token.
+#[cube]
+fn of_warps(
+    shared: &Shared<[f32]>,
+    side: u32,
+    four: u32,
+    #[comptime] once: Once,
+) -> Vector<f32, Const<4>> {
+    let (n, columns) = comptime!((once.streams as u32, once.columns() as u32));
+    let (firsts, fours) = comptime!((once.firsts() as u32 / 4, once.rest() as u32 / 4));
+    let first = four < firsts;
+    let j = four / comptime!(TOKENS as u32 / 4);
+    let of_first = four % comptime!(TOKENS as u32 / 4) * 4 * columns
+        + select(j < n, j, comptime!(columns - 1));
+    let behind = four - min(four, firsts);
+    let of_rest = behind / fours * columns + n + behind % fours * 4;
+    let from = side + select(first, of_first, of_rest);
+    let step = select(first, columns, 1u32);
+    let mut quad = Vector::<f32, Const<4>>::new(0.0f32);
+    #[unroll]
+    for e in 0..4usize {
+        let mut sum = f32::new(0.0);
+        #[unroll]
+        for warp in 0..WARPS {
+            let of_warp = comptime!((warp * TOKENS) as u32 * columns);
+            sum += shared[(from + step * comptime!(e as u32) + of_warp) as usize];
+        }
+        quad.insert(e, sum);
+    }
+    quad
+}
+
+/// Leaves the sums of this cube in the workspace.
+#[cube]
+fn leave(
+    shared: &Shared<[f32]>,
+    side: u32,
+    parts: &mut [f32],
+    number: u32,
+    place: &Place,
+    #[comptime] once: Once,
+) {
+    let part = comptime!(once.part() as u32);
+    let workspace = place.workspace(number, once) + (place.rank * part) as usize;
+    for turn in 0..comptime!((part / 4).div_ceil(32)) {
+        let four = turn * 32 + UNIT_POS % 32;
+        if four < comptime!(part / 4) {
+            let quad = of_warps(shared, side, four, once);
+            #[unroll]
+            for e in 0..4usize {
+                parts[workspace + (four * 4) as usize + e] = quad.extract(e);
+            }
+        }
+    }
+}
+
+/// Sends the sums of this cube to those of the cluster: what weights are made of to all, the rest of a token to the one
+/// that adds it up.
+#[cube]
+fn send(shared: &Shared<[f32]>, side: u32, number: u32, place: &Place, #[comptime] once: Once) {
+    let cubes = comptime!(once.cubes as u32);
+    let (firsts, fours) = comptime!((once.firsts() as u32 / 4, once.rest() as u32 / 4));
+    let (part, letter) = comptime!((once.part() as u32 / 4, once.letter() as u32 / 4));
+    let slot = place.slot(number, once);
+    // All cubes have read what was there.
+    if slot.time > 0 {
+        barrier_wait(slot.empty + 0, (slot.time - 1) & 1);
+    }
+    if UNIT_POS % 32 == 0 {
+        // Tokens of sixteen that this cube adds up.
+        let own = (comptime!(TOKENS as u32 - 1) - place.rank) / cubes + 1;
+        barrier_expect_some(slot.full + 0, (firsts + own * fours) * comptime!(16 * cubes));
+    }
+    let mine = place.base + slot.at * 4 + place.rank * letter * 16;
+    for turn in 0..comptime!(part.div_ceil(32)) {
+        let four = turn * 32 + UNIT_POS % 32;
+        if four < part {
+            let quad = of_warps(shared, side, four, once);
+            if four < firsts {
+                #[unroll]
+                for to in 0..cubes {
+                    let there = cluster_address(mine + four * 16, to.runtime());
+                    send_quad(there, quad, cluster_address(slot.full + 0, to.runtime()));
+                }
+            } else {
+                let (token, piece) = ((four - firsts) / fours, (four - firsts) % fours);
+                let to = token % cubes;
+                let behind = firsts + token / cubes * fours + piece;
+                let there = cluster_address(mine + behind * 16, to);
+                send_quad(there, quad, cluster_address(slot.full + 0, to));
+            }
+        }
+    }
+}
+
+/// The sum of all cubes of the four that are at `from`, an address.
+#[cube]
+fn of_all(from: u64, #[comptime] once: Once) -> Vector<f32, Const<4>> {
+    let (bytes, cubes) = comptime!((4 * once.part() as u64, once.cubes));
+    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+    // Eight loads are on their way at a time.
+    for eight in 0..comptime!((cubes / 8) as u32) {
+        sum = of_some(sum, from + u64::cast_from(eight) * comptime!(8 * bytes), 8usize, once);
+    }
+    if comptime!(cubes % 8 > 0) {
+        let rest = from + comptime!((cubes / 8 * 8) as u64 * bytes);
+        sum = of_some(sum, rest, comptime!(cubes % 8), once);
+    }
+    sum
+}
+
+/// `sum` and the fours of `count` cubes.
+#[cube]
+fn of_some(
+    sum: Vector<f32, Const<4>>,
+    from: u64,
+    #[comptime] count: usize,
+    #[comptime] once: Once,
+) -> Vector<f32, Const<4>> {
+    let bytes = comptime!(4 * once.part() as u64);
+    let mut quads = Array::<Vector<f32, Const<4>>>::new(count);
+    #[unroll]
+    for i in 0..count {
+        quads[i] = load_quad(from + comptime!(i as u64 * bytes));
+    }
+    let mut all = sum;
+    #[unroll]
+    for i in 0..count {
+        all += quads[i];
+    }
+    all
+}
+
+/// Adds up what all cubes of the cluster have sent.
+#[cube]
+fn receive(
+    mix: &mut [f32],
+    shared: &mut Shared<[f32]>,
+    owned: u32,
+    number: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
+    let firsts = comptime!(once.firsts() as u32 / 4);
+    // Fours of a token.
+    let fours = comptime!(once.rest() as u32 / 4);
+    let all = comptime!(firsts + once.own_tokens() as u32 * fours);
+    let slot = place.slot(number, once);
+    barrier_wait(slot.full + 0, slot.time & 1);
+    let first_token = place.token(number, sizes);
+    for turn in 0..comptime!(all.div_ceil(32)) {
+        let four = turn * 32 + UNIT_POS % 32;
+        let row = place.rank + (four - min(four, firsts)) / fours * comptime!(cubes as u32);
+        if four < firsts || (four < all && row < comptime!(TOKENS as u32)) {
+            let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+            #[unroll]
+            for cube in 0..cubes {
+                let letter = comptime!((cube * once.letter()) as u32);
+                let words = load_16_shared(place.base + (slot.at + letter + four * 4) * 4);
+                sum += Vector::reinterpret(words);
+            }
+            if four < firsts {
+                #[unroll]
+                for e in 0..4usize {
+                    shared[(owned + four * 4) as usize + e] = sum.extract(e);
+                }
+            } else if first_token + row < sizes.tokens {
+                let j = n + (four - firsts) % fours * 4;
+                let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
+                #[unroll]
+                for e in 0..4usize {
+                    if j + comptime!(e as u32) < rows {
+                        mix[to + e] = sum.extract(e);
+                    }
+                }
+            }
+        }
+    }
+    sync_plane();
+    let lane = UNIT_POS % 32;
+    // To all that send to it.
+    if lane < comptime!(cubes as u32) {
+        barrier_arrive_there(cluster_address(slot.empty + 0, lane));
+    }
+}
+
+/// Adds up what all cubes have left in the workspace.
+#[cube]
+fn gather(
+    of: &Weighting,
+    mix: &mut [f32],
+    shared: &mut Shared<[f32]>,
+    owned: u32,
+    number: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
+    let firsts = comptime!(once.firsts() as u32 / 4);
+    // Fours of a token.
+    let fours = comptime!(once.rest() as u32 / 4);
+    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * fours);
+    let workspace = of.parts + u64::cast_from(place.workspace(number, once)) * 4;
+    let first_token = place.token(number, sizes);
+    for turn in 0..comptime!(all.div_ceil(32)) {
+        let four = turn * 32 + UNIT_POS % 32;
+        if four < firsts {
+            let sum = of_all(workspace + u64::cast_from(four) * 16, once);
+            #[unroll]
+            for e in 0..4usize {
+                shared[(owned + four * 4) as usize + e] = sum.extract(e);
+            }
+        } else {
+            let (nth, piece) = ((four - firsts) / fours, (four - firsts) % fours);
+            let row = place.rank + nth * comptime!(cubes as u32);
+            if row < comptime!(TOKENS as u32) && first_token + row < sizes.tokens {
+                let from = firsts + row * fours + piece;
+                let sum = of_all(workspace + u64::cast_from(from) * 16, once);
+                let j = n + piece * 4;
+                let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
+                #[unroll]
+                for e in 0..4usize {
+                    if j + comptime!(e as u32) < rows {
+                        mix[to + e] = sum.extract(e);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Says that this warp waits for no more; the last one of the group makes the counters ready for the next launch.
+#[cube]
+pub(super) fn leave_group(counters: &mut [Atomic<u32>], group: u32, #[comptime] once: Once) {
+    let first = (group * comptime!(once.counters() as u32)) as usize;
+    gpu_asm!("fence.acq_rel.gpu;");
+    let done = counters[first + comptime!(once.places())].fetch_add(1u32) + 1;
+    gpu_asm!("fence.acq_rel.gpu;");
+    if done == comptime!((once.cubes * OWNERS) as u32) {
+        for i in 0..comptime!(once.counters()) {
+            counters[first + i].store(0u32);
+        }
+    }
+}
