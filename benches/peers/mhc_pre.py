@@ -1,10 +1,16 @@
-"""What precedes a layer in hyper-connections by PyTorch (eager, torch.compile) and by Liger, as `kiln bench mhc_pre`
-times it.
+"""What precedes a layer in hyper-connections by PyTorch (eager, torch.compile), by Liger and by TransformerEngine, as
+`kiln bench mhc_pre` times it.
 
     python3 benches/peers/mhc_pre.py --shapes large --json peers.json
 
 Products of PyTorch are in TF32, for which x is first written in f32, or, where the name says so, in bf16, φ and y too.
 Liger's φ is in bf16.
+
+TransformerEngine wants the streams of a number beside each other, [b, s, d, n]. Who uses it keeps x and φ like that,
+so they are laid out before anything is timed. φ is in f32 and its products in TF32 or, where the name says so, φ is in
+bf16. Beside its default it is timed with `use_split_k`, which adds up y by atomics in the forward and leaves the
+backward as it is. Sinkhorn normalises in the same order and as often, but in logarithms and without HC_EPS, which h_pre
+does not have either, and NORM_EPS is 2⁻²³: with these the results are the same.
 """
 
 import peers
@@ -56,6 +62,36 @@ def of(case):
         found["liger"] = peers.Peer(liger, prepare=prepare)
     except ImportError as error:
         print(f"no Liger: {error}")
+    try:
+        from transformer_engine.pytorch.triton import mhc
+
+        # It wants bias as a row.
+        def beside(halves):
+            def prepare(x, phi, alpha, bias, gamma):
+                phi = phi.unflatten(1, x.shape[2:]).transpose(1, 2).flatten(1)
+                return x.transpose(2, 3).contiguous(), phi.to(x.dtype) if halves else phi, alpha, bias[None]
+
+            return prepare
+
+        # These are the steps of its mhc_generate_mix_and_aggregate, which always repeats 20 times.
+        def transformer_engine(split):
+            def run(x, phi, alpha, bias):
+                b, s, d, n = x.shape
+                y, ms = mhc.mhc_fused_projection(x.view(b * s, d * n), phi, use_split_k=split)
+                h_pre, h_post, h_res = mhc.mhc_fused_scale(y, alpha, bias, ms, n)
+                h_res = mhc.mhc_fused_sinkhorn(h_res.view(b, s, n, n), n, iters=repeats)
+                return mhc.mhc_fused_aggregate(x, h_pre.view(b, s, n), n), h_post.view(b, s, n), h_res
+
+            return run
+
+        for halves, suffix in ((False, ""), (True, " bf16")):
+            prepare = beside(halves)
+            found[f"TransformerEngine{suffix}"] = peers.Peer(transformer_engine(False), prepare=prepare)
+            found[f"TransformerEngine split-K{suffix}"] = peers.Peer(
+                transformer_engine(True), passes=("forward", "both"), prepare=prepare
+            )
+    except ImportError as error:
+        print(f"no TransformerEngine: {error}")
     return found
 
 

@@ -357,7 +357,7 @@ class Watch:
 
 def versions():
     found = {"torch": torch.__version__}
-    for name in ("triton", "liger-kernel", "flash-attn-4", "jax", "nvidia-cusparse"):
+    for name in ("triton", "liger-kernel", "transformer-engine", "flash-attn-4", "jax", "nvidia-cusparse"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -4,6 +4,8 @@ mod common;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
+use kiln_ops::device;
+use kiln_ops::launch::plans;
 use kiln_ops::mhc_pre::oracle::{self, Inputs, Outputs};
 use kiln_ops::mhc_pre::{MAX_SINKHORN, MhcPreOptions};
 use kiln_ops::prelude::*;
@@ -211,6 +213,32 @@ fn repeats_bit_for_bit() {
 }
 
 /// Streams that lie elsewhere: dimensions that have been swapped, and cut out of wider tensors.
+/// Hopper's kernel: tokens that come one after the other through the same cubes are as tokens by themselves. Clusters of two
+/// and of eight, and cubes that are one group and take places of their workspace again.
+#[test]
+fn tokens_do_not_depend_on_those_before() {
+    let hopper = |device: &Device| device::hardware(device).is_some_and(|it| it.wgmma);
+    for device in devices().into_iter().filter(hopper) {
+        for (tokens, n, d) in [(6000, 3, 520), (1300, 4, 2560), (300, 6, 4232)] {
+            let case = Case::new(([1, tokens, n, d], 3), false, DType::BF16, 1, &device);
+            let call = |x: Tensor<4>| {
+                let (phi, alpha, bias) = (case.phi.clone(), case.alpha.clone(), case.bias.clone());
+                let found = mhc_pre(x, phi, alpha, bias, None, case.options).unwrap();
+                (values(&found.h_in), values(&found.h_post), values(&found.h_res))
+            };
+            let (all, plans) = plans::listen(|| call(case.x.clone()));
+            assert!(plans.iter().any(|plan| plan.starts_with("mhc_pre once")), "{plans:?}");
+            for first in (0..tokens).step_by(16).chain([tokens - 1]) {
+                let last = tokens.min(first + 16);
+                let some = call(case.x.clone().slice([0..1, first..last]));
+                let part = |of: &[f64], width: usize| of[first * width..last * width].to_vec();
+                let expected = (part(&all.0, d), part(&all.1, n), part(&all.2, n * n));
+                assert!(some == expected, "tokens from {first} of {n} streams of {d}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_stride() {
     for device in devices() {

@@ -216,6 +216,7 @@ impl Operator for Row {
             case([1, 17, 6, 72], true).with("sinkhorn", 1),
             case([1, 70, 1, 72], false),
             case([1, 70, 3, 136], false).with("sinkhorn", 1),
+            case([1, 230, 3, 520], false),
             // Ten cubes, and nineteen, more than there are tokens together.
             case([1, 37, 4, 2888], false),
             case([1, 37, 6, 1160], false),

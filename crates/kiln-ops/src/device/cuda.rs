@@ -2,10 +2,11 @@
 
 use super::{DeviceError, Opened, facts};
 use burn::tensor::Device;
-use cudarc::driver::result::{device, module, primary_ctx};
+use cudarc::driver::result::{device, function, module, primary_ctx};
 use cudarc::driver::{self, DriverError, sys as cuda};
 use cudarc::nvrtc::sys;
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// The device of this index.
@@ -80,65 +81,69 @@ pub(crate) struct Cluster {
 /// How many clusters the GPU of this index runs at a time: the multiprocessors of one have to be neighbours, and how many
 /// neighbours there are differs from GPU to GPU of a model. `None` where the driver does not say.
 pub(crate) fn clusters(index: usize, cluster: Cluster) -> Option<usize> {
-    type Known = HashMap<(usize, Cluster), Option<usize>>;
-    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    *known.entry((index, cluster)).or_insert_with(|| {
-        // SAFETY: it only tries to open a shared library.
-        let driver = unsafe { driver::sys::is_culib_present() };
-        driver.then(|| ask_clusters(index, cluster).ok()).flatten()
-    })
+    static KNOWN: LazyLock<Mutex<HashMap<(usize, Cluster), usize>>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(&count) = known().get(&(index, cluster)) {
+        return Some(count);
+    }
+    // SAFETY: it only tries to open a shared library.
+    if !unsafe { driver::sys::is_culib_present() } {
+        return None;
+    }
+    let count = ask_clusters(index, cluster).ok()?;
+    known().insert((index, cluster), count);
+    Some(count)
 }
 
-/// Asks the driver, which wants a kernel: one that does nothing.
+/// Asks the driver, in the context that everybody uses; this thread's is afterwards the one that it was before.
 fn ask_clusters(index: usize, of: Cluster) -> Result<usize, DriverError> {
-    const NOTHING: &std::ffi::CStr =
-        c".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\n";
-    let shared = cuda::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     let device = device::get(index as i32)?;
-    // SAFETY: the context is given back and no longer this thread's after the calls, as is the module; all that is pointed to
-    // outlives them, and the value of the attribute is what its id says.
+    // SAFETY: what is retained is released, and what is pushed is popped, in any case.
     unsafe {
         let context = primary_ctx::retain(device)?;
-        cuda::cuCtxPushCurrent_v2(context).result()?;
-        let asked = module::load_data(NOTHING.as_ptr().cast()).and_then(|loaded| {
-            let ask = || {
-                let nothing = module::get_function(loaded, c"nothing".into())?;
-                driver::result::function::set_function_attribute(
-                    nothing,
-                    shared,
-                    of.shared as i32,
-                )?;
-                let (x, y, z) = (of.cubes as u32, 1, 1);
-                let dimensions = cuda::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-                let mut attribute = cuda::CUlaunchAttribute {
-                    id: cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                    pad: [0; 4],
-                    value: cuda::CUlaunchAttributeValue { clusterDim: dimensions },
-                };
-                let config = cuda::CUlaunchConfig {
-                    gridDimX: x,
-                    gridDimY: 1,
-                    gridDimZ: 1,
-                    blockDimX: of.units as u32,
-                    blockDimY: 1,
-                    blockDimZ: 1,
-                    sharedMemBytes: of.shared as u32,
-                    hStream: std::ptr::null_mut(),
-                    attrs: &mut attribute,
-                    numAttrs: 1,
-                };
-                let mut count = 0;
-                cuda::cuOccupancyMaxActiveClusters(&mut count, nothing, &config).result()?;
-                Ok(count.max(0) as usize)
-            };
-            let count = ask();
-            module::unload(loaded)?;
-            count
+        let asked = cuda::cuCtxPushCurrent_v2(context).result().and_then(|()| {
+            let asked = ask_here(of);
+            let mut popped = std::ptr::null_mut();
+            cuda::cuCtxPopCurrent_v2(&mut popped).result().and(asked)
         });
-        let mut before = std::ptr::null_mut();
-        cuda::cuCtxPopCurrent_v2(&mut before).result()?;
-        primary_ctx::release(device)?;
-        asked
+        primary_ctx::release(device).and(asked)
     }
+}
+
+/// The same in the context that is current. The driver wants a kernel: one that does nothing.
+fn ask_here(of: Cluster) -> Result<usize, DriverError> {
+    const NOTHING: &CStr =
+        c".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+    let shared = cuda::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let cluster_dim =
+        cuda::CUlaunchAttributeValue_union__bindgen_ty_1 { x: of.cubes as u32, y: 1, z: 1 };
+    let mut attribute = cuda::CUlaunchAttribute {
+        id: cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: cuda::CUlaunchAttributeValue { clusterDim: cluster_dim },
+    };
+    let config = cuda::CUlaunchConfig {
+        gridDimX: of.cubes as u32,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: of.units as u32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: of.shared as u32,
+        hStream: std::ptr::null_mut(),
+        attrs: &mut attribute,
+        numAttrs: 1,
+    };
+    let mut count = 0;
+    // SAFETY: all that is pointed to outlives the calls, the value of the attribute is what its id says, and the kernel is
+    // not used after its module.
+    unsafe {
+        let module = module::load_data(NOTHING.as_ptr().cast())?;
+        let asked = module::get_function(module, c"nothing".into()).and_then(|nothing| {
+            function::set_function_attribute(nothing, shared, of.shared as i32)?;
+            cuda::cuOccupancyMaxActiveClusters(&mut count, nothing, &config).result()
+        });
+        module::unload(module).and(asked)?;
+    }
+    Ok(count.max(0) as usize)
 }

@@ -139,8 +139,7 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
     }
     let x = flat(x, d);
     let phi = into_contiguous(phi);
-    let plan = once::Plan::new(&x, &h_in, d, options.sinkhorn > 0, family)
-        .filter(|_| launch::begins_at_16(&phi));
+    let plan = once::Plan::new([&x, &phi, &h_in], d, options.sinkhorn > 0, family);
     let mix = match plan {
         Some(_) => f32("mix", &[d.tokens, d.rows]),
         None => parts::mix(op, x.clone(), phi.clone(), d, family),

@@ -8,13 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 pub(super) enum Plan {}
 
 impl Plan {
-    pub(super) fn new(
-        _: &CubeTensor,
-        _: &CubeTensor,
-        _: Dims,
-        _: bool,
-        _: Option<Family>,
-    ) -> Option<Self> {
+    pub(super) fn new(_: [&CubeTensor; 3], _: Dims, _: bool, _: Option<Family>) -> Option<Self> {
         None
     }
 

@@ -43,7 +43,14 @@ pub(super) fn exchange(
         sides.release(side);
     }
     if comptime!(once.clustered()) {
-        receive(mix, shared, owned, number, place, sizes, once);
+        let slot = place.slot(number, once);
+        barrier_wait(slot.full + 0, slot.time & 1);
+        collect(of, mix, shared, owned, number, place, sizes, once);
+        sync_plane();
+        // To all that send to it.
+        if lane < comptime!(once.cubes as u32) {
+            barrier_arrive_there(cluster_address(slot.empty + 0, lane));
+        }
     } else {
         let (places, cubes) = comptime!((once.places() as u32, once.cubes as u32));
         let counter = counter(&*counters, place.group, number % places, once);
@@ -51,12 +58,13 @@ pub(super) fn exchange(
             counter_add(counter + 0);
         }
         counter_wait(counter + 0, (number / places + 1) * cubes);
-        gather(of, mix, shared, owned, number, place, sizes, once);
+        collect(of, mix, shared, owned, number, place, sizes, once);
+        sync_plane();
     }
-    sync_plane();
 }
 
-/// The sums of all warps of four that are left: of a column of four tokens, first, then of four columns of a token.
+/// The sums of all warps of four that are left: of a column of four tokens, first, then of four columns of a token. Where
+/// these end within a four, what fills it up is somebody else's, and is not read later.
 #[cube]
 fn of_warps(
     shared: &Shared<[f32]>,
@@ -151,9 +159,9 @@ fn send(shared: &Shared<[f32]>, side: u32, number: u32, place: &Place, #[comptim
     }
 }
 
-/// The sum of all cubes of the four that are at `from`, an address.
+/// The sum of all cubes of the four that are at `from` in the first one's part of the workspace.
 #[cube]
-fn of_all(from: u64, #[comptime] once: Once) -> Vector<f32, Const<4>> {
+fn left(from: u64, #[comptime] once: Once) -> Vector<f32, Const<4>> {
     let (bytes, cubes) = comptime!((4 * once.part() as u64, once.cubes));
     let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
     // Eight loads are on their way at a time.
@@ -189,64 +197,9 @@ fn of_some(
     all
 }
 
-/// Adds up what all cubes of the cluster have sent.
+/// Adds up what all cubes have sent or left: what weights are made of for this warp, the rest for those who read x·φᵀ.
 #[cube]
-fn receive(
-    mix: &mut [f32],
-    shared: &mut Shared<[f32]>,
-    owned: u32,
-    number: u32,
-    place: &Place,
-    sizes: &Sizes,
-    #[comptime] once: Once,
-) {
-    let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
-    let firsts = comptime!(once.firsts() as u32 / 4);
-    // Fours of a token.
-    let fours = comptime!(once.rest() as u32 / 4);
-    let all = comptime!(firsts + once.own_tokens() as u32 * fours);
-    let slot = place.slot(number, once);
-    barrier_wait(slot.full + 0, slot.time & 1);
-    let first_token = place.token(number, sizes);
-    for turn in 0..comptime!(all.div_ceil(32)) {
-        let four = turn * 32 + UNIT_POS % 32;
-        let row = place.rank + (four - min(four, firsts)) / fours * comptime!(cubes as u32);
-        if four < firsts || (four < all && row < comptime!(TOKENS as u32)) {
-            let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
-            #[unroll]
-            for cube in 0..cubes {
-                let letter = comptime!((cube * once.letter()) as u32);
-                let words = load_16_shared(place.base + (slot.at + letter + four * 4) * 4);
-                sum += Vector::reinterpret(words);
-            }
-            if four < firsts {
-                #[unroll]
-                for e in 0..4usize {
-                    shared[(owned + four * 4) as usize + e] = sum.extract(e);
-                }
-            } else if first_token + row < sizes.tokens {
-                let j = n + (four - firsts) % fours * 4;
-                let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
-                #[unroll]
-                for e in 0..4usize {
-                    if j + comptime!(e as u32) < rows {
-                        mix[to + e] = sum.extract(e);
-                    }
-                }
-            }
-        }
-    }
-    sync_plane();
-    let lane = UNIT_POS % 32;
-    // To all that send to it.
-    if lane < comptime!(cubes as u32) {
-        barrier_arrive_there(cluster_address(slot.empty + 0, lane));
-    }
-}
-
-/// Adds up what all cubes have left in the workspace.
-#[cube]
-fn gather(
+fn collect(
     of: &Weighting,
     mix: &mut [f32],
     shared: &mut Shared<[f32]>,
@@ -256,27 +209,32 @@ fn gather(
     sizes: &Sizes,
     #[comptime] once: Once,
 ) {
-    let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes));
+    let (n, rows, cubes) = comptime!((once.streams as u32, once.rows as u32, once.cubes as u32));
     let firsts = comptime!(once.firsts() as u32 / 4);
     // Fours of a token.
     let fours = comptime!(once.rest() as u32 / 4);
-    let all = comptime!(firsts + TOKENS.div_ceil(cubes) as u32 * fours);
-    let workspace = of.parts + u64::cast_from(place.workspace(number, once)) * 4;
+    let all = comptime!(firsts + once.own_tokens() as u32 * fours);
     let first_token = place.token(number, sizes);
     for turn in 0..comptime!(all.div_ceil(32)) {
         let four = turn * 32 + UNIT_POS % 32;
-        if four < firsts {
-            let sum = of_all(workspace + u64::cast_from(four) * 16, once);
-            #[unroll]
-            for e in 0..4usize {
-                shared[(owned + four * 4) as usize + e] = sum.extract(e);
-            }
-        } else {
-            let (nth, piece) = ((four - firsts) / fours, (four - firsts) % fours);
-            let row = place.rank + nth * comptime!(cubes as u32);
-            if row < comptime!(TOKENS as u32) && first_token + row < sizes.tokens {
-                let from = firsts + row * fours + piece;
-                let sum = of_all(workspace + u64::cast_from(from) * 16, once);
+        let behind = four - min(four, firsts);
+        let (row, piece) = (place.rank + behind / fours * cubes, behind % fours);
+        let in_row = row < comptime!(TOKENS as u32) && first_token + row < sizes.tokens;
+        if four < firsts || (four < all && in_row) {
+            let sum = if comptime!(once.clustered()) {
+                let slot = place.slot(number, once);
+                sent(place.base + slot.at * 4 + four * 16, once)
+            } else {
+                let at = select(four < firsts, four, firsts + row * fours + piece);
+                let workspace = of.parts + u64::cast_from(place.workspace(number, once)) * 4;
+                left(workspace + u64::cast_from(at) * 16, once)
+            };
+            if four < firsts {
+                #[unroll]
+                for e in 0..4usize {
+                    shared[(owned + four * 4) as usize + e] = sum.extract(e);
+                }
+            } else {
                 let j = n + piece * 4;
                 let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
                 #[unroll]
@@ -288,6 +246,18 @@ fn gather(
             }
         }
     }
+}
+
+/// The sum of all cubes of the cluster of the four that are at `from` in the first one's letter.
+#[cube]
+fn sent(from: u32, #[comptime] once: Once) -> Vector<f32, Const<4>> {
+    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+    #[unroll]
+    for cube in 0..once.cubes {
+        let words = load_16_shared(from + comptime!((4 * cube * once.letter()) as u32));
+        sum += Vector::reinterpret(words);
+    }
+    sum
 }
 
 /// Says that this warp waits for no more; the last one of the group makes the counters ready for the next launch.

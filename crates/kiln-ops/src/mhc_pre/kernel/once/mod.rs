@@ -41,16 +41,15 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For x as `[T, n·D]`, if this kernel takes it.
+    /// For x as `[T, n·D]`, φ and h_in, if this kernel takes them.
     pub(super) fn new(
-        x: &CubeTensor,
-        h_in: &CubeTensor,
+        [x, phi, h_in]: [&CubeTensor; 3],
         d: Dims,
         sinkhorn: bool,
         family: Option<Family>,
     ) -> Option<Self> {
         let client = &x.client;
-        if !hopper(&[x, h_in], d, family) {
+        if !hopper(&[x, h_in], d, family) || !launch::begins_at_16(phi) {
             return None;
         }
         let multiprocessors = launch::multiprocessors(client);
@@ -81,7 +80,7 @@ impl Plan {
         let sixteens = d.tokens.div_ceil(TOKENS);
         let ways = [
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
-            ("places taken again", sixteens.div_ceil(groups) > once.taken_again()),
+            ("places taken again", !once.clustered() && sixteens.div_ceil(groups) > once.places()),
             ("columns beyond the last", d.width < once.cubes * once.boxes * BOX),
         ];
         launch::plans::note("mhc_pre once", &(&once, address), &ways);

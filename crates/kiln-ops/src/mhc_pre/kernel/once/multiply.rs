@@ -73,7 +73,7 @@ fn hold_phi(
                 && row < comptime!(once.rows as u32)
                 && place.rank * comptime!((once.boxes * BOX) as u32) + column < sizes.width;
             let from = phi_at(place, row * streams + stream, once) + column * 4;
-            let pair = load_two_shared(select(there, from, place.base));
+            let pair = load_pair(select(there, from, place.base));
             pairs[i] = select(there, pair, Vector::new(0.0f32));
         }
         #[unroll]

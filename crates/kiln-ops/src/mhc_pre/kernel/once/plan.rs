@@ -44,7 +44,7 @@ pub(super) struct Once {
     pub(super) stages: usize,
     /// Places for what warps have of tokens that are taken together, one or two.
     pub(super) sides: usize,
-    /// Of a cluster: places for what all of its cubes have of tokens that are taken together. No fewer than sides: so who
+    /// Of a cluster, else none: places for what all of its cubes have of tokens that are taken together. No fewer than sides: so who
     /// waits for a place has always seen that it was read the time before.
     pub(super) slots: usize,
 }
@@ -80,7 +80,8 @@ impl Once {
             let barriers = barrier_bytes(OWNERS) + barrier_bytes(slots);
             let room = memory.checked_sub(BESIDE + 4 * plan.words_beside() + barriers)?;
             let stages = (room / (plan.stage_bytes() + barrier_bytes(1))).min(STAGES);
-            Some(Self { stages, ..plan })
+            let plan = Self { stages, ..plan };
+            (plan.phi_stages() <= stages).then_some(plan)
         };
         // A stage more is worth most, then a second side, for which nobody waits.
         let best = ways.filter_map(with_stages).min_by_key(|plan| Reverse(plan.stages))?;
@@ -161,10 +162,14 @@ impl Once {
         4 * self.boxes * BOX + 32
     }
 
-    /// Stages before those in whose place φ comes.
+    /// Stages in whose place φ comes first, the last ones.
+    fn phi_stages(&self) -> usize {
+        (self.pieces() * self.piece_bytes()).div_ceil(self.stage_bytes())
+    }
+
+    /// Stages before these.
     pub(super) fn early(&self) -> usize {
-        let phi = (self.pieces() * self.piece_bytes()).div_ceil(self.stage_bytes());
-        self.stages.saturating_sub(phi)
+        self.stages - self.phi_stages()
     }
 
     /// What a warp has of a token: of x·φᵀ, and the sum of its squares behind it. An odd number, for the banks.
@@ -198,11 +203,6 @@ impl Once {
         2 * self.stages
     }
 
-    /// After how many sixteens places of any kind are taken again.
-    pub(super) fn taken_again(&self) -> usize {
-        if self.clustered() { self.stages.max(self.slots) } else { self.places() }
-    }
-
     /// Counters of a group that is no cluster: one a place, and one for cubes that are done.
     pub(super) fn counters(&self) -> usize {
         if self.clustered() { 0 } else { self.places() + 1 }
@@ -229,7 +229,7 @@ impl Once {
     }
 
     pub(super) fn slots_at(&self) -> usize {
-        (self.owned_at() + OWNERS * self.owned()).next_multiple_of(4)
+        self.owned_at() + OWNERS * self.owned()
     }
 
     pub(super) fn biases_at(&self) -> usize {

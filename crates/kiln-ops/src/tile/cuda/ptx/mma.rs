@@ -140,14 +140,6 @@ pub(crate) fn load_16_shared(addr: u32) -> Vector<u32, Const<4>> {
     out
 }
 
-/// Two numbers of shared memory side by side, from an address that is a multiple of 8.
-#[cube]
-pub(crate) fn load_two_shared(addr: u32) -> Vector<f32, Const<2>> {
-    let out: Vector<f32, Const<2>>;
-    gpu_asm!("ld.shared.v2.f32 {o}, [{a}];", o = out(_) out, a = in(_) addr);
-    out
-}
-
 /// Stores eight numbers, rounded, to global memory: 16 bytes that begin at a multiple of 16.
 #[cube]
 pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16) {
