@@ -211,7 +211,8 @@ impl Operator for Row {
             case([1, 33, 4, 31], false).with("sinkhorn", 3),
             case([1, 3, 4, 700], true).with("sinkhorn", 20),
             case([1, 130, 4, 16], true).with("sinkhorn", 3),
-            // The kernel that reads x once: two cubes share tokens and go round the ring, and columns beyond the last.
+            // The kernel that reads x once: two cubes share tokens and columns beyond the last, as clusters and, on two
+            // multiprocessors, through a workspace whose places are taken again.
             case([1, 230, 4, 392], false),
             case([1, 17, 6, 72], true).with("sinkhorn", 1),
             case([1, 70, 1, 72], false),

@@ -185,6 +185,7 @@ fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Cal
     for ([b, s, n, d], sinkhorn) in [
         ([1, 4096, 4, 768], 20),
         ([1, 4096, 4, 2560], 20),
+        ([1, 4096, 4, 7168], 20),
         ([1, 4096, 5, 768], 20),
         ([1, 512, 8, 257], 0),
     ] {

@@ -78,12 +78,13 @@ impl Plan {
         };
         let address = launch::address_type(&[phi, h_in, h_res, given.mix, &parts]);
         let sixteens = d.tokens.div_ceil(TOKENS);
+        let name = if once.clustered() { "mhc_pre once, in clusters" } else { "mhc_pre once" };
         let ways = [
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
             ("places taken again", !once.clustered() && sixteens.div_ceil(groups) > once.places()),
             ("columns beyond the last", d.width < once.cubes * once.boxes * BOX),
         ];
-        launch::plans::note("mhc_pre once", &(&once, address), &ways);
+        launch::plans::note(name, &(&once, address), &ways);
         let shape = [d.streams, d.tokens, d.width];
         let strides = [d.width, d.streams * d.width];
         // Longer pieces in the cache than are asked for took 4 % longer.

@@ -44,8 +44,8 @@ pub(super) struct Once {
     pub(super) stages: usize,
     /// Places for what warps have of tokens that are taken together, one or two.
     pub(super) sides: usize,
-    /// Of a cluster, else none: places for what all of its cubes have of tokens that are taken together. No fewer than sides: so who
-    /// waits for a place has always seen that it was read the time before.
+    /// Of a cluster, else none: places for what all of its cubes have of tokens that are taken together. No fewer than
+    /// sides: so who waits for a place has always seen that it was read the time before.
     pub(super) slots: usize,
 }
 
@@ -72,7 +72,9 @@ impl Once {
         let boxes = all.div_ceil(all.div_ceil(most));
         let cubes = all.div_ceil(boxes);
         let plan = plan(boxes, cubes);
-        let slots = if plan.clustered() { vec![4, 3, 2] } else { vec![0] };
+        // A device of two multiprocessors, which the gate takes its own for, has no neighbours.
+        let clustered = cubes <= CLUSTER.min(multiprocessors / 2).max(1);
+        let slots = if clustered { vec![4, 3, 2] } else { vec![0] };
         let ways =
             [2, 1].into_iter().flat_map(|sides| slots.iter().map(move |&slots| (sides, slots)));
         let with_stages = |(sides, slots)| {
@@ -90,7 +92,7 @@ impl Once {
 
     /// Whether the cubes of a group are a cluster, and send their sums into each other's memory.
     pub(super) fn clustered(&self) -> bool {
-        self.cubes <= CLUSTER
+        self.slots > 0
     }
 
     /// How many groups run at a time.
@@ -282,6 +284,14 @@ mod tests {
                 assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
             }
         }
+        let clustered = |width, multiprocessors| {
+            Once::new(4, width, true, multiprocessors, MEMORY).map(|plan| plan.clustered())
+        };
+        assert_eq!(
+            [256, 2560, 2600].map(|width| clustered(width, 132)),
+            [Some(true), Some(true), Some(false)]
+        );
+        assert_eq!([256, 392].map(|width| clustered(width, 2)), [Some(true), Some(false)]);
         assert_eq!(Once::new(7, 64, true, 132, MEMORY), None);
         assert_eq!(Once::new(4, 1 << 20, true, 132, MEMORY), None);
     }
