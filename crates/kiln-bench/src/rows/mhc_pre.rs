@@ -24,7 +24,8 @@ const GAMMA: usize = 4;
 const SPEC: Spec = Spec {
     name: "mhc_pre",
     formula: "with y = norm(x)·φᵀ: h_in = Σ_i (sigmoid(α₀·y + bias) + hc_eps)[i]·x[i], \
-              h_post = 2·sigmoid(α₁·y + bias), h_res = sinkhorn(α₂·y + bias)",
+              h_post = 2·sigmoid(α₁·y + bias), h_res = sinkhorn(α₂·y + bias); \
+              K = n·D, M = L = n² + 2n",
     inputs: &[
         InputSpec {
             name: "x",
