@@ -1,4 +1,4 @@
-//! The warps that multiply: they hold their part of φ in registers while tokens pass, and leave the sums of the cube.
+//! The warps that multiply: they hold their part of φ in registers while tokens pass, and leave each warp's sums in a side.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
