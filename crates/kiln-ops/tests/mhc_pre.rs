@@ -212,7 +212,6 @@ fn repeats_bit_for_bit() {
     }
 }
 
-/// Streams that lie elsewhere: dimensions that have been swapped, and cut out of wider tensors.
 /// Hopper's kernel: tokens that come one after the other through the same cubes are as tokens by themselves. Clusters of two
 /// and of eight, and cubes that are one group and take places of their workspace again.
 #[test]
@@ -239,6 +238,7 @@ fn tokens_do_not_depend_on_those_before() {
     }
 }
 
+/// Streams that lie elsewhere: dimensions that have been swapped, and cut out of wider tensors.
 #[test]
 fn every_stride() {
     for device in devices() {

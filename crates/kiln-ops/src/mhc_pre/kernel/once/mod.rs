@@ -13,7 +13,7 @@
 //! is there in part, and waits until others that are done make room.
 //!
 //! A multiprocessor's share of 4 TB/s is 30 KB in a microsecond, so a stage of 40 KB takes 1.4. From a stage's load to its
-//! end are some five: the ring and the warps that take turns hide them.
+//! end it is longer than that: the ring and the warps that take turns hide it.
 
 mod coefficients;
 mod exchange;

@@ -253,7 +253,7 @@ impl Once {
     }
 
     pub(super) fn side_barriers_at(&self) -> usize {
-        self.slot_barriers_at() + 16 * self.slots
+        self.slot_barriers_at() + barrier_bytes(self.slots)
     }
 
     /// All words of shared memory.
