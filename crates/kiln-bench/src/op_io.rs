@@ -202,6 +202,13 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
                 inputs.push(HostTensor::new(vec![0; input.shape.len()], vec![]));
                 continue;
             }
+            Ok(view) if input.holds.optional() && view.shape().contains(&0) => {
+                let found = view.shape();
+                return Err(format!(
+                    "{}: `{name}` has shape {found:?}, expected numbers, or that it is left out",
+                    spec.name
+                ));
+            }
             view => view.map_err(missing)?,
         };
         let found = view.dtype();

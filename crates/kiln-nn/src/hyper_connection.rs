@@ -17,7 +17,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_ops::mhc_post::MAX_STREAMS;
 use kiln_ops::mhc_pre::MAX_SINKHORN;
-use kiln_ops::prelude::{MhcPre, MhcPreOptions, mhc_post, mhc_pre};
+use kiln_ops::prelude::{MhcPost, MhcPre, MhcPreOptions, mhc_post, mhc_post_pre, mhc_pre};
 
 /// What a stream keeps from the others at the start: their logits in h_res.
 const APART: f32 = -8.0;
@@ -152,11 +152,31 @@ impl HyperConnection {
     #[track_caller]
     pub fn read(&self, x: Tensor<4>) -> MhcPre {
         check_shape("hyper_connection", &x, self.streams, self.width);
+        let (phi, alpha, bias) = self.weights();
+        expect(mhc_pre(x, phi, alpha, bias, None, self.options()))
+    }
+
+    /// The streams after the layer before this one, and what precedes this one: `mhc_post` and [`read`](Self::read) in one
+    /// operation, which passes over the streams once less.
+    ///
+    /// # Panics
+    ///
+    /// If `before` has other streams, or `f` another shape or element type.
+    #[track_caller]
+    pub fn read_after(&self, before: MhcPost) -> (Tensor<4>, MhcPre) {
+        check_shape("hyper_connection", &before.x, self.streams, self.width);
+        let (phi, alpha, bias) = self.weights();
+        expect(mhc_post_pre(before, phi, alpha, bias, None, self.options()))
+    }
+
+    fn options(&self) -> MhcPreOptions {
         let (norm_eps, hc_eps, sinkhorn) = (self.norm_eps, self.hc_eps, self.sinkhorn);
-        let options = MhcPreOptions { norm_eps, hc_eps, sinkhorn };
-        let (phi, alpha, bias) = (self.phi.val(), self.alpha.val(), self.bias.val());
-        // The weights are f32 whatever the model computes in.
-        expect(mhc_pre(x, phi.cast(DType::F32), alpha, bias, None, options))
+        MhcPreOptions { norm_eps, hc_eps, sinkhorn }
+    }
+
+    /// φ, α and bias, in f32 whatever the model computes in.
+    fn weights(&self) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
+        (self.phi.val().cast(DType::F32), self.alpha.val(), self.bias.val())
     }
 }
 

@@ -49,6 +49,7 @@ pub mod cross_entropy;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod mhc_post;
+pub mod mhc_post_pre;
 pub mod mhc_pre;
 pub mod newton_schulz;
 pub mod rms_norm;
@@ -72,6 +73,7 @@ pub mod prelude {
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;
+    pub use crate::mhc_post_pre::{MhcPost, mhc_post_pre};
     pub use crate::mhc_pre::{MhcPre, MhcPreOptions, mhc_pre};
     pub use crate::newton_schulz::{Coefficients, NewtonSchulzOptions, newton_schulz};
     pub use crate::policy::Implementation;

@@ -430,7 +430,7 @@ fn wrong_calls_are_named() {
     assert_eq!(ends(&[1, 2]), "attention: cu_seqlens = 1, expected 0 first");
     let decreasing = "attention: cu_seqlens = 2 after 3, expected ends that do not decrease";
     assert_eq!(ends(&[0, 3, 2]), decreasing);
-    let nothing = "attention: lengths = 0, expected 1 to 2³¹ − 1 rows in all documents";
+    let nothing = "attention: cu_seqlens = 0, expected 1 to 2³¹ − 1 rows in all documents";
     assert_eq!(ends(&[0, 0]), nothing);
     let packed = |width, heads, kv_heads| {
         let qkv = Tensor::<3>::ones([1, 2, width], &device);

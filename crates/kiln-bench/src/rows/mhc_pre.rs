@@ -21,6 +21,16 @@ pub(crate) struct Row;
 /// The input that scales x.
 const GAMMA: usize = 4;
 
+pub(super) const ATTRIBUTES: &[Attribute] = &[
+    Attribute { name: "norm_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
+    Attribute { name: "hc_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
+    Attribute {
+        name: "sinkhorn",
+        default: "0",
+        kind: Kind::IntegerBetween(0, MAX_SINKHORN as i64),
+    },
+];
+
 const SPEC: Spec = Spec {
     name: "mhc_pre",
     formula: "with y = norm(x)·φᵀ: h_in = Σ_i (sigmoid(α₀·y + bias) + hc_eps)[i]·x[i], \
@@ -52,15 +62,7 @@ const SPEC: Spec = Spec {
             fan_in: None,
         },
     ],
-    attributes: &[
-        Attribute { name: "norm_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
-        Attribute { name: "hc_eps", default: "1e-6", kind: Kind::AtLeast(0.0) },
-        Attribute {
-            name: "sinkhorn",
-            default: "0",
-            kind: Kind::IntegerBetween(0, MAX_SINKHORN as i64),
-        },
-    ],
+    attributes: ATTRIBUTES,
     outputs: &[
         OutputSpec { name: "h_in", shape: &["B", "S", "D"], f32: false },
         OutputSpec { name: "h_post", shape: &["B", "S", "n"], f32: true },
@@ -70,7 +72,7 @@ const SPEC: Spec = Spec {
     kernel: true,
 };
 
-fn options(attributes: &Attributes) -> MhcPreOptions {
+pub(super) fn options(attributes: &Attributes) -> MhcPreOptions {
     MhcPreOptions {
         norm_eps: attributes.number("norm_eps"),
         hc_eps: attributes.number("hc_eps"),
@@ -142,19 +144,8 @@ impl Operator for Row {
         _cotangents: &[Tensor<1>],
         kernels: Vec<Tensor<2>>,
     ) -> Vec<Tensor<1>> {
-        let mut gradients: Vec<_> = kernels.into_iter().map(|of| of.flatten(0, 1)).collect();
-        let phi: Tensor<2> = call.float(1);
-        let dphi = gradients[1].clone().reshape(phi.dims());
-        let dgamma = match gamma(call) {
-            Some(gamma) => {
-                let scaled = dphi.clone() * gamma.reshape([1, phi.dims()[1]]);
-                gradients[1] = scaled.flatten(0, 1);
-                (dphi * phi).sum_dim(0).flatten(0, 1)
-            }
-            None => Tensor::zeros([0], &phi.device()),
-        };
-        gradients.push(dgamma);
-        gradients
+        let gradients = kernels.into_iter().map(|of| of.flatten(0, 1)).collect();
+        unfolded(gradients, 1, call.float(1), gamma(call))
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -180,15 +171,7 @@ impl Operator for Row {
     }
 
     fn fit(&self, dims: &mut Dims) {
-        let n = (dims["n"][0] - 1) % MAX_STREAMS + 1;
-        let rows = n * n + 2 * n;
-        for (name, size) in [("n", n), ("M", rows), ("L", rows), ("K", n * dims["D"][0])] {
-            dims.insert(name, vec![size]);
-        }
-        // The bounds of Sinkhorn take time.
-        for name in ["B", "S"] {
-            dims.entry(name).and_modify(|size| size[0] = size[0].min(3));
-        }
+        fit(dims);
     }
 
     fn vary(&self, mut case: Case, number: u64) -> Case {
@@ -251,4 +234,37 @@ impl Operator for Row {
 fn case([b, s, n, d]: [usize; 4], gamma: bool) -> Case {
     let (rows, gamma) = (n * n + 2 * n, if gamma { [n, d] } else { [0, 0] });
     Case::new([&[b, s, n, d], &[rows, n * d], &[3], &[rows], &gamma])
+}
+
+/// Sizes that go together.
+pub(super) fn fit(dims: &mut Dims) {
+    let n = (dims["n"][0] - 1) % MAX_STREAMS + 1;
+    let rows = n * n + 2 * n;
+    for (name, size) in [("n", n), ("M", rows), ("L", rows), ("K", n * dims["D"][0])] {
+        dims.insert(name, vec![size]);
+    }
+    // The bounds of Sinkhorn take time.
+    for name in ["B", "S"] {
+        dims.entry(name).and_modify(|size| size[0] = size[0].min(3));
+    }
+}
+
+/// The gradients with that of φ, at `at`, and of γ in the place of that of their product.
+pub(super) fn unfolded(
+    mut gradients: Vec<Tensor<1>>,
+    at: usize,
+    phi: Tensor<2>,
+    gamma: Option<Tensor<2>>,
+) -> Vec<Tensor<1>> {
+    let dphi = gradients[at].clone().reshape(phi.dims());
+    let dgamma = match gamma {
+        Some(gamma) => {
+            let scaled = dphi.clone() * gamma.reshape([1, phi.dims()[1]]);
+            gradients[at] = scaled.flatten(0, 1);
+            (dphi * phi).sum_dim(0).flatten(0, 1)
+        }
+        None => Tensor::zeros([0], &phi.device()),
+    };
+    gradients.push(dgamma);
+    gradients
 }

@@ -8,6 +8,7 @@ mod gram;
 mod linear_cross_entropy;
 mod matmul;
 mod mhc_post;
+mod mhc_post_pre;
 mod mhc_pre;
 mod newton_schulz;
 mod rms_norm;
@@ -29,6 +30,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &bk::Row,
     &mhc_pre::Row,
     &mhc_post::Row,
+    &mhc_post_pre::Row,
     &cross_entropy::Row,
     &linear_cross_entropy::Row,
     &matmul::NN,

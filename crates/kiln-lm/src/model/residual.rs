@@ -17,7 +17,27 @@ pub(super) enum Stream {
         delta: Option<Tensor<3>>,
     },
     /// The streams of hyper-connections.
-    Hyper(Tensor<4>),
+    ///
+    /// As above, what the last layer returned is mixed in by the operation that makes what the next one reads.
+    Hyper {
+        x: Tensor<4>,
+        /// What is to be mixed in.
+        after: Option<After>,
+    },
+}
+
+/// What a layer returned, and the weights with which it goes to the streams and they to each other.
+pub(super) struct After {
+    f: Tensor<3>,
+    h_post: Tensor<3>,
+    h_res: Tensor<4>,
+}
+
+impl After {
+    fn with(self, x: Tensor<4>) -> MhcPost {
+        let Self { f, h_post, h_res } = self;
+        MhcPost { x, f, h_post, h_res }
+    }
 }
 
 impl Stream {
@@ -25,7 +45,7 @@ impl Stream {
     pub(super) fn new(x: Tensor<3>, head: Option<&HyperHead>) -> Self {
         match head {
             None => Self::Plain { x, delta: None },
-            Some(head) => Self::Hyper(streams(x, head.streams())),
+            Some(head) => Self::Hyper { x: streams(x, head.streams()), after: None },
         }
     }
 
@@ -42,8 +62,14 @@ impl Stream {
                 let (x, y) = read(x, delta, norm);
                 Self::Plain { x, delta: Some(layer(y)) }
             }
-            (Self::Hyper(x), Some(connection)) => {
-                Self::Hyper(connection.forward(x, |x| layer(norm.forward(x))))
+            (Self::Hyper { x, after }, Some(connection)) => {
+                let (x, next) = match after {
+                    None => (x.clone(), connection.read(x)),
+                    Some(after) => connection.read_after(after.with(x)),
+                };
+                let MhcPre { h_in, h_post, h_res } = next;
+                let f = layer(norm.forward(h_in));
+                Self::Hyper { x, after: Some(After { f, h_post, h_res }) }
             }
             _ => unreachable!("blocks and head are made of one configuration"),
         }
@@ -53,7 +79,15 @@ impl Stream {
     pub(super) fn end(self, head: Option<&HyperHead>, norm: &RmsNorm) -> Tensor<3> {
         match (self, head) {
             (Self::Plain { x, delta }, None) => read(x, delta, norm).1,
-            (Self::Hyper(x), Some(head)) => norm.forward(head.forward(x)),
+            (Self::Hyper { x, after }, Some(head)) => {
+                let x = match after.map(|after| after.with(x.clone())) {
+                    None => x,
+                    Some(MhcPost { x, f, h_post, h_res }) => {
+                        mhc_post(x, f, h_post, h_res).unwrap_or_else(|error| panic!("{error}"))
+                    }
+                };
+                norm.forward(head.forward(x))
+            }
             _ => unreachable!("blocks and head are made of one configuration"),
         }
     }

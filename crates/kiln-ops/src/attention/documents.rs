@@ -19,11 +19,19 @@ impl Documents {
     ///
     /// [`OpError`] if there are no rows, or 2³¹ and more.
     pub fn new(lengths: &[usize], device: &Device) -> Result<Self, OpError> {
+        Self::of_lengths(lengths, "lengths", device)
+    }
+
+    fn of_lengths(
+        lengths: &[usize],
+        attribute: &'static str,
+        device: &Device,
+    ) -> Result<Self, OpError> {
         let total = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(*length));
         let Some(total) = total.filter(|total| (1..1 << 31).contains(total)) else {
             return Err(OpError::Attribute {
                 op: OP,
-                attribute: "lengths",
+                attribute,
                 found: total.map_or_else(|| "more than 2⁶⁴".into(), |total| total.to_string()),
                 expected: "1 to 2³¹ − 1 rows in all documents".into(),
             });
@@ -62,7 +70,7 @@ impl Documents {
             return wrong(format!("{} after {}", pair[1], pair[0]), "ends that do not decrease");
         }
         let lengths: Vec<usize> = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        Self::new(&lengths, device)
+        Self::of_lengths(&lengths, "cu_seqlens", device)
     }
 
     /// Rows of all documents together.

@@ -275,18 +275,24 @@ pub struct Backward<B: Backend> {
 
 /// y, contiguous.
 pub(super) fn forward(of: Forward<CubeBackend>) -> CubeTensor {
-    let Forward { op, x, f, h_post, h_res } = of;
-    let shape = x.meta.shape().clone();
-    let y = launch::output(&x, op, "y", shape.clone(), x.dtype);
-    if shape.num_elements() == 0 {
-        return y;
+    let shape = of.x.meta.shape().clone();
+    let y = launch::output(&of.x, of.op, "y", shape.clone(), of.x.dtype);
+    if shape.num_elements() > 0 {
+        launch_forward(of, &y);
     }
+    y
+}
+
+/// Writes y, which is contiguous and has elements.
+pub(crate) fn launch_forward(of: Forward<CubeBackend>, y: &CubeTensor) {
+    let Forward { x, f, h_post, h_res, .. } = of;
+    let shape = x.meta.shape().clone();
     let (streams, client) = (shape[2], x.client.clone());
     let (x, f) = (Rows::new(x), Rows::new(f));
     let size = launch::vector_size(&client, y.dtype, &[&x, &f]);
     let vectors = x.width / size;
     let plan = Plan::new(&client, vectors, streams, [false; 4], 0);
-    let address = launch::address_type(&[&x.tensor, &f.tensor, &y]);
+    let address = launch::address_type(&[&x.tensor, &f.tensor, y]);
     launch::plans::note("mhc_post forward", &(&plan, size, address), &[]);
     let cubes = f.rows.div_ceil(plan.row.rows as usize);
     // SAFETY: tokens and columns are within the tensors, which have `streams` rows of x and y for one of f.
@@ -307,11 +313,10 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> CubeTensor {
             dtype_to_elem_type(y.dtype),
         );
     }
-    y
 }
 
 /// Those gradients that are wanted; contiguous.
-pub(super) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
+pub(crate) fn backward(of: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let streams = of.x.meta.shape()[2];
     let launch = match streams {
         1 => launch_backward::<Sums<2>>,

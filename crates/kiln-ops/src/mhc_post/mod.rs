@@ -13,7 +13,7 @@
 #[cfg(feature = "cube")]
 pub mod backend;
 #[cfg(feature = "cube")]
-mod kernel;
+pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -48,31 +48,43 @@ pub fn mhc_post(
     h_post: Tensor<3>,
     h_res: Tensor<4>,
 ) -> Result<Tensor<4>, OpError> {
-    let check = Check(OP);
+    check(OP, &x, &f, &h_post, &h_res)?;
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
+        #[cfg(feature = "cube")]
+        Choice::Fused => backend::fused(x, f, h_post, h_res),
+        Choice::Reference => reference::mhc_post(x, f, h_post, h_res),
+    })
+}
+
+/// What is checked before streams are mixed.
+pub(crate) fn check(
+    op: &'static str,
+    x: &Tensor<4>,
+    f: &Tensor<3>,
+    h_post: &Tensor<3>,
+    h_res: &Tensor<4>,
+) -> Result<(), OpError> {
+    let check = Check(op);
     let [b, s, n, d] = x.dims();
     let streams = (1..=MAX_STREAMS).contains(&n) && d >= 1;
     let expected = format!("[B, S, n, D] with n from 1 to {MAX_STREAMS} and D at least 1");
     check.shape("x", &x.dims(), streams, expected)?;
-    check.float("x", &x)?;
+    check.float("x", x)?;
     check.shape("f", &f.dims(), f.dims() == [b, s, d], format!("{:?}", [b, s, d]))?;
-    check.dtype("f", &f, &[x.dtype()])?;
+    check.dtype("f", f, &[x.dtype()])?;
     check.shape(
         "h_post",
         &h_post.dims(),
         h_post.dims() == [b, s, n],
         format!("{:?}", [b, s, n]),
     )?;
-    check.dtype("h_post", &h_post, &[DType::F32])?;
+    check.dtype("h_post", h_post, &[DType::F32])?;
     let expected = [b, s, n, n];
     check.shape("h_res", &h_res.dims(), h_res.dims() == expected, format!("{expected:?}"))?;
-    check.dtype("h_res", &h_res, &[DType::F32])?;
+    check.dtype("h_res", h_res, &[DType::F32])?;
     let device = x.device();
     check.device("f", &f.device(), &device)?;
     check.device("h_post", &h_post.device(), &device)?;
     check.device("h_res", &h_res.device(), &device)?;
-    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
-        #[cfg(feature = "cube")]
-        Choice::Fused => backend::fused(x, f, h_post, h_res),
-        Choice::Reference => reference::mhc_post(x, f, h_post, h_res),
-    })
+    Ok(())
 }

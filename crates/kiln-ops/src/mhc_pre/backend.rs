@@ -15,7 +15,7 @@ use burn_cubecl::CubeBackend;
 type Outputs<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Maybe<B>, Maybe<B>);
 
 /// What the fusion is told of them.
-fn specs(
+pub(crate) fn specs(
     x: &TensorSpec,
     keep: bool,
 ) -> (TensorSpec, TensorSpec, TensorSpec, MaybeMetadata, MaybeMetadata) {
@@ -92,8 +92,9 @@ impl<B: MhcPreOps + MhcPreGradOps, C: CheckpointStrategy> MhcPreOps for Autodiff
                 let [mix, norm] =
                     [mix, norm].map(|kept: Maybe<B>| kept.expect("the forward kept it"));
                 let of = of(inputs);
-                B::mhc_pre_backward(Backward { of, dh_in, dh_post, dh_res, mix, norm, wanted })
-                    .into()
+                let dx = Maybe::None;
+                let of = Backward { of, dh_in, dh_post, dh_res, mix, norm, dx, wanted };
+                B::mhc_pre_backward(of).into()
             })
         });
         let [h_in, h_post, h_res] = outputs;
@@ -158,7 +159,8 @@ pub fn backward(
     let dh_post = Maybe::Some(cotangents.1.into_dispatch());
     let dh_res = Maybe::Some(cotangents.2.into_dispatch());
     let (mix, norm, wanted) = (kept.0.into_dispatch(), kept.1.into_dispatch(), [true; 4]);
-    let backward = Backward { of, dh_in, dh_post, dh_res, mix, norm, wanted };
+    let dx = Maybe::None;
+    let backward = Backward { of, dh_in, dh_post, dh_res, mix, norm, dx, wanted };
     let (dx, dphi, dalpha, dbias) = Dispatch::mhc_pre_backward(backward);
     (dx.tensor(), dphi.tensor(), dalpha.tensor(), dbias.tensor())
 }

@@ -17,7 +17,7 @@
 #[cfg(feature = "cube")]
 pub mod backend;
 #[cfg(feature = "cube")]
-mod kernel;
+pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
@@ -86,23 +86,41 @@ pub fn mhc_pre(
     gamma: Option<Tensor<2>>,
     options: MhcPreOptions,
 ) -> Result<MhcPre, OpError> {
-    let check = Check(OP);
+    check(OP, &x, &phi, &alpha, &bias, gamma.as_ref(), options)?;
+    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
+        #[cfg(feature = "cube")]
+        Choice::Fused => backend::fused(x, phi, alpha, bias, gamma, options),
+        Choice::Reference => reference::mhc_pre(x, phi, alpha, bias, gamma, options),
+    })
+}
+
+/// What is checked before a layer's input is made of streams like `x`.
+pub(crate) fn check(
+    op: &'static str,
+    x: &Tensor<4>,
+    phi: &Tensor<2>,
+    alpha: &Tensor<1>,
+    bias: &Tensor<1>,
+    gamma: Option<&Tensor<2>>,
+    options: MhcPreOptions,
+) -> Result<(), OpError> {
+    let check = Check(op);
     let [_, _, n, d] = x.dims();
     let streams = (1..=MAX_STREAMS).contains(&n) && d >= 1;
     let expected = format!("[B, S, n, D] with n from 1 to {MAX_STREAMS} and D at least 1");
     check.shape("x", &x.dims(), streams, expected)?;
-    check.float("x", &x)?;
+    check.float("x", x)?;
     let (rows, device) = (n * n + 2 * n, x.device());
     check.shape("phi", &phi.dims(), phi.dims() == [rows, n * d], format!("{:?}", [rows, n * d]))?;
     check.shape("alpha", &alpha.dims(), alpha.dims() == [3], "[3]")?;
     check.shape("bias", &bias.dims(), bias.dims() == [rows], format!("[{rows}]"))?;
-    check.dtype("phi", &phi, &[DType::F32])?;
-    check.dtype("alpha", &alpha, &[DType::F32])?;
-    check.dtype("bias", &bias, &[DType::F32])?;
+    check.dtype("phi", phi, &[DType::F32])?;
+    check.dtype("alpha", alpha, &[DType::F32])?;
+    check.dtype("bias", bias, &[DType::F32])?;
     check.device("phi", &phi.device(), &device)?;
     check.device("alpha", &alpha.device(), &device)?;
     check.device("bias", &bias.device(), &device)?;
-    if let Some(gamma) = &gamma {
+    if let Some(gamma) = gamma {
         check.shape("gamma", &gamma.dims(), gamma.dims() == [n, d], format!("{:?}", [n, d]))?;
         check.dtype("gamma", gamma, &[DType::F32])?;
         check.device("gamma", &gamma.device(), &device)?;
@@ -112,11 +130,7 @@ pub fn mhc_pre(
     check.number("hc_eps", hc_eps, hc_eps >= 0.0, "a number of at least 0")?;
     let expected = format!("0 to {MAX_SINKHORN}");
     check.number("sinkhorn", sinkhorn as f64, sinkhorn <= MAX_SINKHORN, &expected)?;
-    Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
-        #[cfg(feature = "cube")]
-        Choice::Fused => backend::fused(x, phi, alpha, bias, gamma, options),
-        Choice::Reference => reference::mhc_pre(x, phi, alpha, bias, gamma, options),
-    })
+    Ok(())
 }
 
 /// φ times γ, if there is one.

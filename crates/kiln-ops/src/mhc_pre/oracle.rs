@@ -145,6 +145,16 @@ pub fn tokens_backward<N: Number>(
 
 /// dx.
 pub fn of_x<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>, dh_in: &[N]) -> Vec<N> {
+    all_of_x(of, n, back, dh_in).into_iter().map(N::stored).collect()
+}
+
+/// The same before it is rounded.
+pub(crate) fn all_of_x<N: Number>(
+    of: Inputs<'_, N>,
+    n: usize,
+    back: &Tokens<N>,
+    dh_in: &[N],
+) -> Vec<N> {
     let phi = beside_halves(&scaled(&of));
     let dy: Vec<N> = back.dy.iter().map(|dy| dy.beside_halves().of_row()).collect();
     let (rows, width) = (of.bias.len(), phi.len() / of.bias.len());
@@ -154,7 +164,7 @@ pub fn of_x<N: Number>(of: Inputs<'_, N>, n: usize, back: &Tokens<N>, dh_in: &[N
         let terms = (0..rows).map(|j| (phi[j * width + at], dy[token * rows + j]));
         let through = N::dot(terms) * back.r[token];
         let direct = back.weights[token * n + at / d] * dh_in[token * d + at % d];
-        (through - back.shrunk[token] * of.x[place] + direct).stored()
+        through - back.shrunk[token] * of.x[place] + direct
     };
     (0..of.x.len()).map(element).collect()
 }

@@ -17,6 +17,7 @@ use kiln_ops::cross_entropy::backend::{
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
 use kiln_ops::mhc_post::backend::{self as mhc_post, MhcPostGradOps, MhcPostOps};
+use kiln_ops::mhc_post_pre::backend::{self as mhc_post_pre, MhcPostPreGradOps, MhcPostPreOps};
 use kiln_ops::mhc_pre::MhcPreOptions;
 use kiln_ops::mhc_pre::backend::{self as mhc_pre, MhcPreGradOps, MhcPreOps};
 use kiln_ops::reduce::{Combine, Sums};
@@ -215,9 +216,39 @@ fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Cal
             dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
             mix: f32([tokens, columns]),
             norm: row(tokens),
+            dx: Maybe::None,
             wanted: [true; 4],
         };
         call("mhc_pre.grad", Box::new(|| drop(CubeBackend::mhc_pre_backward(of))));
+        let x = || tensor(client, [b, s, n, d], dtype);
+        let between = || mhc_post_pre::Forward {
+            post: mhc_post::Forward {
+                op: "mhc_post_pre",
+                x: x(),
+                f: tensor(client, [b, s, d], dtype),
+                h_post: tensor(client, [b, s, n], DType::F32),
+                h_res: tensor(client, [b, s, n, n], DType::F32),
+            },
+            phi: f32([rows, n * d]),
+            alpha: row(3),
+            bias: row(rows),
+            options,
+            family: None,
+        };
+        let of = between();
+        call("mhc_post_pre", Box::new(|| drop(CubeBackend::mhc_post_pre(of, true))));
+        let of = mhc_post_pre::Backward {
+            of: between(),
+            y: x(),
+            dy: Maybe::Some(x()),
+            dh_in: Maybe::Some(tensor(client, [b, s, d], dtype)),
+            dh_post: Maybe::Some(tensor(client, [b, s, n], DType::F32)),
+            dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
+            mix: f32([tokens, columns]),
+            norm: row(tokens),
+            wanted: [true; 7],
+        };
+        call("mhc_post_pre.grad", Box::new(|| drop(CubeBackend::mhc_post_pre_backward(of))));
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Gradients<'a> {
     pub(super) along: &'a CubeTensor,
     /// That of dh_in, for each stream.
     pub(super) weights: &'a CubeTensor,
+    /// What dx has from elsewhere, as `[T, n·D]`.
+    pub(super) also: Option<&'a CubeTensor>,
 }
 
 /// What is fixed when a kernel is compiled.
@@ -31,6 +33,8 @@ struct Plan {
     rows: usize,
     /// There is a dh_in.
     direct: bool,
+    /// dx has something from elsewhere.
+    also: bool,
 }
 
 #[derive(CubeType, CubeLaunch)]
@@ -38,6 +42,7 @@ struct Inputs<E: Float, N: Size> {
     x: Box<[Vector<E, N>]>,
     phi: Box<[Vector<f32, N>]>,
     dh_in: Box<[Vector<E, N>]>,
+    also: Box<[Vector<E, N>]>,
     dm: Box<[f32]>,
     along: Box<[f32]>,
     weights: Box<[f32]>,
@@ -80,6 +85,9 @@ fn input_kernel<E: Float, N: Size>(
                 let dy = Vector::<f32, N>::cast_from(inputs.dh_in[token * sizes.vectors + within]);
                 sum += Vector::new(inputs.weights[token * n + stream]) * dy;
             }
+            if comptime!(plan.also) {
+                sum += Vector::<f32, N>::cast_from(inputs.also[token * width + column]);
+            }
             #[unroll]
             for j in 0..rows {
                 sum += Vector::new(inputs.dm[token * rows + j]) * phi[j];
@@ -104,16 +112,19 @@ pub(super) fn launch(
     };
     let x = shaped(x, d.tokens * d.streams);
     let dy = dh_in.map(|dh_in| shaped(dh_in, d.tokens));
+    let also = gradients.also.map(|also| shaped(also, d.tokens * d.streams));
     let phi = Rows::new(phi.clone());
-    let read: Vec<&Rows> = [&x, &phi].into_iter().chain(&dy).collect();
+    let read: Vec<&Rows> = [&x, &phi].into_iter().chain(&dy).chain(&also).collect();
     let fits = launch::vector_size(client, dx.dtype, &read);
     let size = fits.min(if d.streams <= FEW { 2 } else { 1 });
     let vectors = d.width / size;
-    let plan = Plan { streams: d.streams, rows: d.rows, direct: dh_in.is_some() };
+    let (direct, also_there) = (dy.is_some(), also.is_some());
+    let plan = Plan { streams: d.streams, rows: d.rows, direct, also: also_there };
     let address = launch::address_type(&[&x.tensor, &phi.tensor, dx, gradients.dm]);
     launch::plans::note("mhc_pre input", &(plan, size, address), &[]);
     let across = (vectors * d.streams).div_ceil(UNITS as usize);
-    let dy = dy.map_or_else(|| launch::unused(dx, dx.dtype), |dy| dy.tensor);
+    let [dy, also] =
+        [dy, also].map(|of| of.map_or_else(|| launch::unused(dx, dx.dtype), |of| of.tensor));
     // SAFETY: columns and tokens are checked against their numbers.
     unsafe {
         input_kernel::launch_unchecked(
@@ -126,6 +137,7 @@ pub(super) fn launch(
                 x.tensor.into_buffer_arg(),
                 phi.tensor.into_buffer_arg(),
                 dy.into_buffer_arg(),
+                also.into_buffer_arg(),
                 gradients.dm.clone().into_buffer_arg(),
                 gradients.along.clone().into_buffer_arg(),
                 gradients.weights.clone().into_buffer_arg(),

@@ -1,6 +1,7 @@
 //! What is launched: passes over x, and small kernels with one unit a token between them.
 //!
-//! Forward: [`once`] makes everything from one pass over x where it can; elsewhere there are [products](parts) x·φᵀ, [`apply`]
+//! Forward: [`once`] makes everything from one pass over x where it can, and mixes the streams with a layer's output before,
+//! if that is wanted too; elsewhere there are [products](parts) x·φᵀ, [`apply`]
 //! reads x once more, and [`token`] makes h_post and h_res.
 //! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`together`] makes dx
 //! and dφ of them where it can; elsewhere [`input`] and a product do.
@@ -27,6 +28,7 @@ use crate::autodiff::Maybe;
 #[cfg(feature = "cuda")]
 use crate::device::Hardware;
 use crate::launch;
+use crate::mhc_post;
 use crate::tile::Family;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -75,17 +77,23 @@ pub struct Backward<B: Backend> {
     pub mix: FloatTensor<B>,
     /// The inverse root mean squares.
     pub norm: FloatTensor<B>,
+    /// What dx has from elsewhere, which is added.
+    #[extension_type]
+    pub dx: Maybe<B>,
     /// Whose gradients are wanted: x, φ, α, bias.
     pub wanted: [bool; 4],
 }
 
+/// Streams and a layer's output that are mixed first.
+type Post = mhc_post::kernel::Forward<CubeBackend>;
+
 /// What the forward leaves.
-pub(super) struct Left {
-    pub(super) h_in: CubeTensor,
-    pub(super) h_post: CubeTensor,
-    pub(super) h_res: CubeTensor,
-    pub(super) mix: CubeTensor,
-    pub(super) norm: CubeTensor,
+pub(crate) struct Left {
+    pub(crate) h_in: CubeTensor,
+    pub(crate) h_post: CubeTensor,
+    pub(crate) h_res: CubeTensor,
+    pub(crate) mix: CubeTensor,
+    pub(crate) norm: CubeTensor,
 }
 
 /// Sizes of a call.
@@ -122,24 +130,42 @@ fn flat(x: CubeTensor, d: Dims) -> CubeTensor {
 }
 
 pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
-    let Forward { op, x, phi, alpha, bias, options, family } = of;
-    let d = Dims::of(&x);
-    let [b, s, n, width] = x.meta.shape()[..] else { unreachable!("rank 4") };
-    let x = into_contiguous(x);
+    let x = into_contiguous(of.x);
+    run(Forward { x, ..of }, None)
+}
+
+/// The same of the streams that a layer leaves: x of `of` is contiguous, and is written too.
+pub(crate) fn forward_after(post: Post, of: Forward<CubeBackend>) -> Left {
+    let Post { op, x, f, h_post, h_res } = post;
+    let [x, f, h_post, h_res] = [x, f, h_post, h_res].map(into_contiguous);
+    run(of, Some(Post { op, x, f, h_post, h_res }))
+}
+
+fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
+    let Forward { op, x: streams, phi, alpha, bias, options, family } = of;
+    let d = Dims::of(&streams);
+    let [b, s, n, width] = streams.meta.shape()[..] else { unreachable!("rank 4") };
     let f32 = |name, shape: &[usize]| {
         launch::output(&bias, op, name, Shape::from(shape.to_vec()), DType::F32)
     };
     let h_post = f32("h_post", &[b, s, n]);
     let h_res = f32("h_res", &[b, s, n, n]);
     let norm = f32("norm", &[d.tokens]);
-    let h_in = launch::output(&x, op, "h_in", Shape::new([b, s, width]), x.dtype);
+    let h_in = launch::output(&streams, op, "h_in", Shape::new([b, s, width]), streams.dtype);
     if d.tokens == 0 {
         let mix = f32("mix", &[0, d.rows]);
         return Left { h_in, h_post, h_res, mix, norm };
     }
-    let x = flat(x, d);
+    let x = flat(streams.clone(), d);
     let phi = into_contiguous(phi);
-    let plan = once::Plan::new([&x, &phi, &h_in], d, options.sinkhorn > 0, family);
+    let plan_for = |before: Option<&Post>| {
+        once::Plan::new([&x, &phi, &h_in], before, d, options.sinkhorn > 0, family)
+    };
+    let mut plan = plan_for(before.as_ref());
+    if let Some(post) = before.take_if(|_| plan.is_none()) {
+        mhc_post::kernel::launch_forward(post, &streams);
+        plan = plan_for(None);
+    }
     let mix = match plan {
         Some(_) => f32("mix", &[d.tokens, d.rows]),
         None => parts::mix(op, x.clone(), phi.clone(), d, family),
@@ -153,7 +179,7 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
         d,
     };
     match plan {
-        Some(plan) => plan.run(&x, &phi, &given, [&h_in, &h_post, &h_res]),
+        Some(plan) => plan.run(&x, before.as_ref(), &phi, &given, [&h_in, &h_post, &h_res]),
         None => {
             apply::launch(x, &given, &h_in);
             token::forward(&given, &h_post, &h_res);
@@ -163,8 +189,8 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
 }
 
 /// dx, dφ, dα and dbias, those that are wanted.
-pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
-    let Backward { of, dh_in, dh_post, dh_res, mix, norm, wanted } = backward;
+pub(crate) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
+    let Backward { of, dh_in, dh_post, dh_res, mix, norm, dx: also, wanted } = backward;
     let Forward { op, x, phi, alpha, bias, options, family } = of;
     let d = Dims::of(&x);
     if d.tokens == 0 {
@@ -172,6 +198,7 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
         let inputs = [&x, &phi, &alpha, &bias];
         return [0, 1, 2, 3].map(|i| wanted[i].then(|| zeros(inputs[i])));
     }
+    let also = also.option().map(|also| flat(also, d));
     let shape = x.meta.shape().clone();
     let x = flat(x, d);
     let dh_in = dh_in.option().map(into_contiguous);
@@ -192,9 +219,10 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
         token::backward(op, &given, cotangents, [wanted[2], wanted[3]]);
     let phi = into_contiguous(phi);
     let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
-    let gradients = input::Gradients { dm: &dm, along: &along, weights: &weights };
+    let gradients =
+        input::Gradients { dm: &dm, along: &along, weights: &weights, also: also.as_ref() };
     if let (Some(dx), Some(dh_in), true) = (&dx, &dh_in, wanted[1])
-        && let Some(plan) = together::Plan::new(&x, dh_in, dx, d, family)
+        && let Some(plan) = together::Plan::new(&x, dh_in, also.as_ref(), dx, d, family)
     {
         let dphi = plan.run(op, &x, &phi, dh_in, &gradients, d, dx);
         return [Some(dx.clone()), Some(dphi), dalpha, dbias];

@@ -11,6 +11,7 @@ impl Plan {
     pub(super) fn new(
         _: &CubeTensor,
         _: &CubeTensor,
+        _: Option<&CubeTensor>,
         _: &CubeTensor,
         _: Dims,
         _: Option<Family>,

@@ -8,7 +8,7 @@
 
 use super::kernel::{Place, Sizes, counter};
 use super::plan::{OWNERS, Once, TOKENS, WARPS};
-use super::weight::Weighting;
+use super::weight::{Weighting, store_mixed};
 use crate::tile::cuda::pipeline::Ring;
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -32,6 +32,9 @@ pub(super) fn exchange(
     let lane = UNIT_POS % 32;
     let side = number % comptime!(once.sides as u32);
     sides.wait(of.owner, number / comptime!(OWNERS as u32));
+    if comptime!(once.mixes) {
+        store_mixed(of, number, place, sizes, once);
+    }
     let side_at = comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32);
     if comptime!(once.clustered()) {
         send(&*shared, side_at, number, place, once);

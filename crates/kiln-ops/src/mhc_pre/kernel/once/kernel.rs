@@ -106,6 +106,10 @@ pub(super) fn once_kernel<E: Float>(
     norm: &mut [f32],
     parts: &mut [f32],
     counters: &mut [Atomic<u32>],
+    layer: &TensorMap<E, Tiled>,
+    mixed: &TensorMap<E, Tiled>,
+    layer_post: &[f32],
+    layer_res: &[f32],
     sizes: Sizes,
     #[comptime] once: Once,
     #[define(E)] _dtype: ElemType,
@@ -115,7 +119,7 @@ pub(super) fn once_kernel<E: Float>(
     let base = generic_to_shared::<f32>(shared.as_ptr());
     let barriers = base + comptime!(once.barriers_at() as u32);
     // Who weights a stage fills it again, so nobody waits for it to be empty.
-    let ring = Ring::new(barriers, stages, 1u32, 1u32);
+    let ring = Ring::new(barriers, stages, comptime!(once.loads() as u32), 1u32);
     let sides = base + comptime!(once.side_barriers_at() as u32);
     // A side is full for the warp whose turn it is, and empty for those that multiply.
     let sides = Ring::new(sides, comptime!(OWNERS as u32), comptime!(WARPS as u32), 1u32);
@@ -154,6 +158,10 @@ pub(super) fn once_kernel<E: Float>(
         fetch_phi(phi, owner, phi_arrived, &place, &sizes, once);
         let of = Weighting {
             map: tensor_map_address(x),
+            layer: tensor_map_address(layer),
+            mixed: tensor_map_address(mixed),
+            post: global_address::<f32>(layer_post.as_ptr()),
+            res: global_address::<f32>(layer_res.as_ptr()),
             parts: global_address::<f32>(parts.as_ptr()),
             out: global_address::<E>(h_in.as_ptr()),
             alpha: alpha[0],

@@ -7,6 +7,9 @@
 //! have, in order, and weights the streams, which still are in shared memory. After all tokens the units of a cube make
 //! h_post and h_res of those whose sums it has.
 //!
+//! Where a layer's output is to be mixed into the streams first, TMA brings it beside them, with the weights. Each warp mixes the
+//! columns that it multiplies, in its registers, and puts them where the streams were, from where TMA takes them.
+//!
 //! A group of at most eight cubes is a cluster, whose cubes write into each other's memory. A larger one hands its sums
 //! around in a workspace; its cubes wait for each other, so all of them have to run at a time. There are no more cubes than
 //! multiprocessors, each has one for itself, and the cubes of a group follow each other: of a launch at most one group
@@ -23,10 +26,10 @@ mod plan;
 mod weight;
 
 use super::token::Given;
-use super::{Dims, hopper};
+use super::{Dims, Post, hopper};
 use crate::launch;
 use crate::tile::Family;
-use crate::tile::cuda::maps::map_of_boxes;
+use crate::tile::cuda::maps::{map, map_of_boxes};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
@@ -41,9 +44,10 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For x as `[T, n·D]`, φ and h_in, if this kernel takes them.
+    /// For x as `[T, n·D]`, φ and h_in, if this kernel takes them; x is mixed of what was `before`.
     pub(super) fn new(
         [x, phi, h_in]: [&CubeTensor; 3],
+        before: Option<&Post>,
         d: Dims,
         sinkhorn: bool,
         family: Option<Family>,
@@ -52,18 +56,28 @@ impl Plan {
         if !hopper(&[x, h_in], d, family) || !launch::begins_at_16(phi) {
             return None;
         }
+        if let Some(Post { x, f, h_post, h_res, .. }) = before {
+            // Weights come in sixteens of bytes.
+            let whole = (d.tokens * d.streams).is_multiple_of(4);
+            let weights = [h_post, h_res].into_iter().all(launch::begins_at_16);
+            if !whole || !weights || !hopper(&[x, f], d, family) {
+                return None;
+            }
+        }
         let multiprocessors = launch::multiprocessors(client);
         let memory = client.properties().hardware.max_shared_memory_size;
-        let once = Once::new(d.streams, d.width, sinkhorn, multiprocessors, memory)?;
+        let mixes = before.is_some();
+        let once = Once::new(d.streams, d.width, sinkhorn, mixes, multiprocessors, memory)?;
         let most = once.groups(&x.device, multiprocessors);
         let groups = most.min(d.tokens.div_ceil(TOKENS));
         (groups > 0 && groups * once.counters() <= COUNTERS).then_some(Self { once, groups })
     }
 
-    /// Writes h_in, h_post and h_res, and what `given` names: x·φᵀ and the norms.
+    /// Writes h_in, h_post and h_res, and what `given` names: x·φᵀ and the norms; and x, if it is mixed.
     pub(super) fn run(
         self,
         x: &CubeTensor,
+        before: Option<&Post>,
         phi: &CubeTensor,
         given: &Given<'_>,
         [h_in, h_post, h_res]: [&CubeTensor; 3],
@@ -78,7 +92,12 @@ impl Plan {
         };
         let address = launch::address_type(&[phi, h_in, h_res, given.mix, &parts]);
         let sixteens = d.tokens.div_ceil(TOKENS);
-        let name = if once.clustered() { "mhc_pre once, in clusters" } else { "mhc_pre once" };
+        let name = match (once.mixes, once.clustered()) {
+            (false, false) => "mhc_pre once",
+            (false, true) => "mhc_pre once, in clusters",
+            (true, false) => "mhc_post_pre once",
+            (true, true) => "mhc_post_pre once, in clusters",
+        };
         let ways = [
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
             ("places taken again", !once.clustered() && sixteens.div_ceil(groups) > once.places()),
@@ -88,8 +107,25 @@ impl Plan {
         let shape = [d.streams, d.tokens, d.width];
         let strides = [d.width, d.streams * d.width];
         // Longer pieces in the cache than are asked for took 4 % longer.
-        let x_map = map_of_boxes(x, shape, strides, [d.streams, TOKENS])
-            .with_prefetch(TensorMapPrefetch::B128);
+        let streams = |of: &CubeTensor| {
+            map_of_boxes(of, shape, strides, [d.streams, TOKENS])
+                .with_prefetch(TensorMapPrefetch::B128)
+        };
+        let layer = |of: &CubeTensor| {
+            map(of, [1, d.tokens, d.width], [d.tokens * d.width, d.width], TOKENS)
+                .with_prefetch(TensorMapPrefetch::B128)
+        };
+        // What there is not, is not touched.
+        let (x_map, layer, weights) = match before {
+            Some(Post { x, f, h_post, h_res, .. }) => {
+                (streams(x), layer(f), [h_post.clone(), h_res.clone()])
+            }
+            None => {
+                let unused = launch::unused(x, DType::F32);
+                (streams(x), layer(h_in), [unused.clone(), unused])
+            }
+        };
+        let [layer_post, layer_res] = weights;
         let sizes = SizesLaunch::new(
             d.tokens as u32,
             d.width as u32,
@@ -120,6 +156,10 @@ impl Plan {
                     true => launch::unused(x, DType::U32).into_buffer_arg(),
                     false => launch::kept::counters(client, "mhc_pre", COUNTERS),
                 },
+                layer,
+                streams(x),
+                layer_post.into_buffer_arg(),
+                layer_res.into_buffer_arg(),
                 sizes,
                 once,
                 dtype_to_elem_type(x.dtype),

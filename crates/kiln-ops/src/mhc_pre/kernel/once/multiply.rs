@@ -58,10 +58,9 @@ fn hold_phi(
     #[unroll]
     for m in 0..steps {
         // Four steps are a box.
-        let step = warp + comptime!((m * WARPS) as u32);
-        let number = step / 4;
+        let number = step(warp, m, once) / 4;
         let (within, stream) = (number / streams, number % streams);
-        let column = within * comptime!(BOX as u32) + step % 4 * 16 + lane % 4 * 2;
+        let column = within * comptime!(BOX as u32) + warp % 4 * 16 + lane % 4 * 2;
         // Steps beyond the last have nothing.
         let of_step = within < boxes;
         let mut pairs = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * eights));
@@ -90,6 +89,28 @@ fn hold_phi(
         }
     }
     held
+}
+
+/// The number of step `m` of a warp among those of all: four are a box, and a box has its streams one after another. A warp
+/// that mixes has all streams of its columns.
+#[cube]
+fn step(warp: u32, #[comptime] m: usize, #[comptime] once: Once) -> u32 {
+    let (slice, stream) = comptime!(((m / once.streams) as u32, (m % once.streams) as u32));
+    let step = if comptime!(once.mixes) {
+        let within = warp / 4 + comptime!(slice * WARPS as u32 / 4);
+        (within * comptime!(once.streams as u32) + stream) * 4 + warp % 4
+    } else {
+        warp + comptime!((m * WARPS) as u32)
+    };
+    step
+}
+
+/// Whether there is such a step, whatever the warp.
+fn certain(m: usize, once: Once) -> bool {
+    match once.mixes {
+        true => (m / once.streams + 1) * WARPS <= once.boxes * BOX / 16,
+        false => (m + 1) * WARPS <= once.all_steps(),
+    }
 }
 
 /// Where those who multiply have taken φ, and the warp that loads may put tokens in its place.
@@ -123,7 +144,13 @@ pub(super) fn multiply(
     let mut state = PipelineState::start();
     for number in 0..place.count {
         ring.wait(state.stage, state.phase);
-        let stage = place.base + state.stage * comptime!(once.stage_bytes() as u32) + at;
+        let stage_at = place.base + state.stage * comptime!(once.stage_bytes() as u32);
+        let stage = stage_at + at;
+        let weights = place.base
+            + comptime!(once.weights_at() as u32)
+            + state.stage * comptime!(once.weight_bytes() as u32);
+        // Of the streams before they are mixed, and of the layer's output.
+        let mut before = Array::<Vector<u32, Const<4>>>::new(comptime!(once.streams + 1));
         let mut sums = Array::<Vector<f32, Const<4>>>::new(eights);
         #[unroll]
         for e in 0..eights {
@@ -135,13 +162,26 @@ pub(super) fn multiply(
         grams[1] = Vector::new(0.0f32);
         #[unroll]
         for m in 0..steps {
-            let step = warp + comptime!((m * WARPS) as u32);
-            let certain = comptime!((m + 1) * WARPS <= once.all_steps());
-            let there = certain || step < comptime!(once.all_steps() as u32);
-            // Beyond the last step φ is zero; x is that of the first box, as what is behind the stage may be no number.
-            let step = select(there, step, 0u32);
+            let step = step(warp, m, once);
+            let there = comptime!(certain(m, once)) || step < comptime!(once.all_steps() as u32);
             let mut a = Array::<Vector<u32, Const<4>>>::new(1usize);
-            a[0] = load_matrices(stage + step / 4 * comptime!(once.box_bytes() as u32), false);
+            if comptime!(once.mixes) {
+                let stream = comptime!(m % once.streams);
+                if comptime!(stream == 0) {
+                    let first = select(there, step / 4, 0u32);
+                    fetch_slice(&mut before, stage, first, once);
+                }
+                let mixed = mix_stream(&before, weights, stream, once);
+                a[0] = select(there, mixed, Vector::new(0u32));
+                if there {
+                    let of_box = step / 4 * comptime!(once.box_bytes() as u32);
+                    store_fragment(stage_at + of_box, warp, a[0]);
+                }
+            } else {
+                // Beyond the last step φ is zero; x is that of the first box, as what is behind the stage may be no number.
+                let step = select(there, step, 0u32);
+                a[0] = load_matrices(stage + step / 4 * comptime!(once.box_bytes() as u32), false);
+            }
             #[unroll]
             for half in 0..2usize {
                 let (first, second) = (a[0].extract(half), a[0].extract(comptime!(2 + half)));
@@ -180,10 +220,105 @@ pub(super) fn multiply(
                 shared[(row + comptime!(8 * eights as u32)) as usize] = square;
             }
         }
+        if comptime!(once.mixes) {
+            async_proxy_fence();
+        }
         sync_plane();
         if lane == 0 {
             sides.arrive(number % comptime!(OWNERS as u32));
         }
         state.advance(comptime!(once.stages as u32));
+    }
+}
+
+/// The fragments of a warp's columns: of the streams of a box, which is number `first` among those of all streams, and of the
+/// layer's output.
+#[cube]
+fn fetch_slice(
+    before: &mut Array<Vector<u32, Const<4>>>,
+    stage: u32,
+    first: u32,
+    #[comptime] once: Once,
+) {
+    let (n, bytes) = comptime!((once.streams, once.box_bytes() as u32));
+    #[unroll]
+    for i in 0..n {
+        before[i] = load_matrices(stage + first * bytes + comptime!(i as u32 * bytes), false);
+    }
+    let within = first / comptime!(n as u32);
+    let behind = comptime!((n * once.boxes) as u32 * bytes);
+    before[n] = load_matrices(stage + behind + within * bytes, false);
+}
+
+/// The fragment of a stream after the layer, rounded as it is stored: h_post·f, and h_res·x added in the order of streams.
+#[cube]
+fn mix_stream(
+    before: &Array<Vector<u32, Const<4>>>,
+    weights: u32,
+    #[comptime] stream: usize,
+    #[comptime] once: Once,
+) -> Vector<u32, Const<4>> {
+    let n = comptime!(once.streams);
+    let row = UNIT_POS % 32 / 4;
+    let mut mixed = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for below in 0..2usize {
+        let token = row + comptime!(8 * below as u32);
+        let post = weights + token * comptime!(4 * n as u32) + comptime!(4 * stream as u32);
+        let res = weights + comptime!((4 * TOKENS * n + 4 * stream * n) as u32);
+        let res = numbers(res + token * comptime!((4 * n * n) as u32), n);
+        let post = f32::reinterpret(load_word(post + 0));
+        #[unroll]
+        for beside in 0..2usize {
+            let word = comptime!(2 * beside + below);
+            let (f0, f1) = bf16_pair(before[n].extract(word));
+            let mut sums = Array::<f32>::new(2usize);
+            sums[0] = post * f0;
+            sums[1] = post * f1;
+            #[unroll]
+            for i in 0..n {
+                let (x0, x1) = bf16_pair(before[i].extract(word));
+                sums[0] += res[i] * x0;
+                sums[1] += res[i] * x1;
+            }
+            mixed.insert(word, round_pair(sums[0], sums[1], Float16::Bf16));
+        }
+    }
+    mixed
+}
+
+/// So many neighbouring f32 of shared memory.
+#[cube]
+fn numbers(from: u32, #[comptime] count: usize) -> Array<f32> {
+    let mut found = Array::<f32>::new(count);
+    if comptime!(count % 4 == 0) {
+        #[unroll]
+        for four in 0..comptime!(count / 4) {
+            let words = load_16_shared(from + comptime!(16 * four as u32));
+            #[unroll]
+            for e in 0..4usize {
+                found[comptime!(4 * four + e)] = f32::reinterpret(words.extract(e));
+            }
+        }
+    } else {
+        #[unroll]
+        for i in 0..count {
+            found[i] = f32::reinterpret(load_word(from + comptime!(4 * i as u32)));
+        }
+    }
+    found
+}
+
+/// Stores a fragment to where its columns are in a box.
+#[cube]
+fn store_fragment(of_box: u32, warp: u32, fragment: Vector<u32, Const<4>>) {
+    let lane = UNIT_POS % 32;
+    let row = lane / 4;
+    #[unroll]
+    for word in 0..4usize {
+        // Swizzled by the row, which 8 more do not change.
+        let chunk = (warp % 4 * 2 + comptime!(word as u32 / 2)) ^ row;
+        let token = row + comptime!(8 * (word as u32 % 2));
+        store_word(of_box + token * 128 + (chunk << 4) + lane % 4 * 4, fragment.extract(word));
     }
 }

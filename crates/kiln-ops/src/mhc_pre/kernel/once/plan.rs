@@ -37,6 +37,8 @@ pub(super) struct Once {
     pub(super) rows: usize,
     /// Whether h_res goes through Sinkhorn.
     pub(super) sinkhorn: bool,
+    /// Whether the streams are mixed first, with the output of a layer.
+    pub(super) mixes: bool,
     /// Boxes of each stream that a cube takes.
     pub(super) boxes: usize,
     /// Cubes that share tokens, each with a part of the columns.
@@ -55,13 +57,14 @@ impl Once {
         streams: usize,
         width: usize,
         sinkhorn: bool,
+        mixes: bool,
         multiprocessors: usize,
         memory: usize,
     ) -> Option<Self> {
         let rows = streams * (streams + 2);
         let plan = |boxes, cubes| {
             let (stages, sides, slots) = (0, 2, 0);
-            Self { streams, rows, sinkhorn, boxes, cubes, stages, sides, slots }
+            Self { streams, rows, sinkhorn, mixes, boxes, cubes, stages, sides, slots }
         };
         let all = width.div_ceil(BOX);
         let fits = |boxes: &usize| {
@@ -81,7 +84,8 @@ impl Once {
             let plan = Self { sides, slots, ..plan };
             let barriers = barrier_bytes(OWNERS) + barrier_bytes(slots);
             let room = memory.checked_sub(BESIDE + 4 * plan.words_beside() + barriers)?;
-            let stages = (room / (plan.stage_bytes() + barrier_bytes(1))).min(STAGES);
+            let stage = plan.stage_bytes() + plan.weight_bytes() + barrier_bytes(1);
+            let stages = (room / stage).min(STAGES);
             let plan = Self { stages, ..plan };
             (plan.phi_stages() <= stages).then_some(plan)
         };
@@ -136,7 +140,15 @@ impl Once {
     }
 
     pub(super) fn steps(&self) -> usize {
-        self.all_steps().div_ceil(WARPS)
+        match self.mixes {
+            true => self.streams * self.slices(),
+            false => self.all_steps().div_ceil(WARPS),
+        }
+    }
+
+    /// Sixteen columns that a warp mixes, of all streams.
+    pub(super) fn slices(&self) -> usize {
+        (self.boxes * BOX / 16).div_ceil(WARPS)
     }
 
     /// Boxes of each stream that a unit weights at a time.
@@ -149,9 +161,19 @@ impl Once {
         TOKENS * BOX * 2
     }
 
-    /// Bytes of x that are taken together.
+    /// Bytes of x that are taken together, and, if it is mixed, of the layer's output behind it.
     pub(super) fn stage_bytes(&self) -> usize {
-        self.streams * self.boxes * self.box_bytes()
+        (self.streams + usize::from(self.mixes)) * self.boxes * self.box_bytes()
+    }
+
+    /// Bytes of what a stage is mixed with: h_post of all tokens, and behind it h_res.
+    pub(super) fn weight_bytes(&self) -> usize {
+        if self.mixes { 4 * TOKENS * self.streams * (self.streams + 1) } else { 0 }
+    }
+
+    /// Loads of a stage: its boxes, and what they are mixed with.
+    pub(super) fn loads(&self) -> usize {
+        if self.mixes { 3 } else { 1 }
     }
 
     /// Pieces of φ of this cube: of each row, of each stream.
@@ -221,9 +243,14 @@ impl Once {
         self.firsts() + TOKENS * self.streams
     }
 
-    /// In words: where these are, and, in bytes, the barriers.
+    /// In bytes: where a stage's weights are.
+    pub(super) fn weights_at(&self) -> usize {
+        self.stages * self.stage_bytes()
+    }
+
+    /// In words: where those are, and, in bytes, the barriers.
     pub(super) fn sides_at(&self) -> usize {
-        self.stages * self.stage_bytes() / 4
+        (self.weights_at() + self.stages * self.weight_bytes()) / 4
     }
 
     pub(super) fn owned_at(&self) -> usize {
@@ -272,7 +299,7 @@ mod tests {
     fn all_columns_have_a_cube_and_a_ring_fits() {
         for streams in 1..=6 {
             for width in [8, 64, 72, 256, 768, 2560, 4096, 7168] {
-                let plan = Once::new(streams, width, true, 132, MEMORY);
+                let plan = Once::new(streams, width, true, false, 132, MEMORY);
                 let plan = plan.unwrap_or_else(|| panic!("{streams} of {width}"));
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
@@ -285,14 +312,14 @@ mod tests {
             }
         }
         let clustered = |width, multiprocessors| {
-            Once::new(4, width, true, multiprocessors, MEMORY).map(|plan| plan.clustered())
+            Once::new(4, width, true, false, multiprocessors, MEMORY).map(|plan| plan.clustered())
         };
         assert_eq!(
             [256, 2560, 2600].map(|width| clustered(width, 132)),
             [Some(true), Some(true), Some(false)]
         );
         assert_eq!([256, 392].map(|width| clustered(width, 2)), [Some(true), Some(false)]);
-        assert_eq!(Once::new(7, 64, true, 132, MEMORY), None);
-        assert_eq!(Once::new(4, 1 << 20, true, 132, MEMORY), None);
+        assert_eq!(Once::new(7, 64, true, false, 132, MEMORY), None);
+        assert_eq!(Once::new(4, 1 << 20, true, false, 132, MEMORY), None);
     }
 }

@@ -19,6 +19,11 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Weighting {
     pub(super) map: u64,
+    /// If the streams are mixed: those of the layer's output and of what is mixed, and the addresses of the weights.
+    pub(super) layer: u64,
+    pub(super) mixed: u64,
+    pub(super) post: u64,
+    pub(super) res: u64,
     /// Addresses of the workspace and of h_in.
     pub(super) parts: u64,
     pub(super) out: u64,
@@ -30,7 +35,7 @@ pub(super) struct Weighting {
 /// Loads the tokens that come as number `number` into their stage; by a warp.
 #[cube]
 fn load(
-    map: u64,
+    of: &Weighting,
     number: u32,
     stage: u32,
     ring: &Ring,
@@ -50,7 +55,68 @@ fn load(
         let all = comptime!((once.streams * once.box_bytes()) as u32);
         let to = place.base + stage * bytes + lane * all;
         let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
-        tma_load(to, map, ring.filling(stage), column, place.token(number, sizes), 0u32);
+        tma_load(to, of.map, ring.filling(stage), column, place.token(number, sizes), 0u32);
+    }
+    if comptime!(once.mixes) {
+        load_layer(of, number, stage, ring, place, sizes, once);
+    }
+}
+
+/// Loads what their streams are mixed with, beside [`load`].
+#[cube]
+fn load_layer(
+    of: &Weighting,
+    number: u32,
+    stage: u32,
+    ring: &Ring,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let lane = UNIT_POS % 32;
+    let boxes = comptime!(once.boxes as u32);
+    let token = place.token(number, sizes);
+    let full = ring.filling(stage);
+    if lane < boxes {
+        let before = comptime!((once.streams * once.boxes * once.box_bytes()) as u32);
+        let at = place.base + stage * comptime!(once.stage_bytes() as u32) + before;
+        let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
+        let to = at + lane * comptime!(once.box_bytes() as u32);
+        tma_load(to, of.layer, full + 0, column, token + 0, 0u32);
+    }
+    // Of h_post, and of h_res.
+    let post = comptime!(4 * once.streams as u32);
+    let bytes = select(lane == 0, post, comptime!(post * once.streams as u32));
+    let behind = select(lane == 0, 0u32, comptime!(post * TOKENS as u32));
+    let from = select(lane == 0, of.post, of.res);
+    if lane < 2 {
+        let to = place.base
+            + comptime!(once.weights_at() as u32)
+            + stage * comptime!(once.weight_bytes() as u32)
+            + behind;
+        let there = min(sizes.tokens - token, comptime!(TOKENS as u32)) * bytes;
+        let from = from + u64::cast_from(token) * u64::cast_from(bytes);
+        bulk_load_arriving(to, from + 0, there, full + 0);
+    }
+}
+
+/// Stores the streams of tokens that are mixed; by a warp, after those that multiplied have done it.
+#[cube]
+pub(super) fn store_mixed(
+    of: &Weighting,
+    number: u32,
+    place: &Place,
+    sizes: &Sizes,
+    #[comptime] once: Once,
+) {
+    let lane = UNIT_POS % 32;
+    let boxes = comptime!(once.boxes as u32);
+    if lane < boxes {
+        let stage = number % comptime!(once.stages as u32);
+        let at = place.base + stage * comptime!(once.stage_bytes() as u32);
+        let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
+        let from = at + lane * comptime!((once.streams * once.box_bytes()) as u32);
+        tma_store(of.mixed, from, column, place.token(number, sizes), 0u32);
     }
 }
 
@@ -75,11 +141,11 @@ pub(super) fn weight(
     if of.owner == 0 {
         let early = comptime!(once.early() as u32);
         for number in 0..min(place.count, early) {
-            load(of.map, number, number, ring, place, sizes, once);
+            load(of, number, number, ring, place, sizes, once);
         }
         phi_is_held();
         for number in early..min(place.count, stages) {
-            load(of.map, number, number, ring, place, sizes, once);
+            load(of, number, number, ring, place, sizes, once);
         }
     }
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
@@ -98,10 +164,16 @@ pub(super) fn weight(
             mixed(of.out, &*shared, weights_at + row * n, stage_at, row, token, place, sizes, once);
         }
         // All lanes have read the stage.
+        if comptime!(once.mixes) {
+            tma_store_read(0u32);
+        }
         sync_plane();
         if number + stages < place.count {
-            load(of.map, number + stages, stage, ring, place, sizes, once);
+            load(of, number + stages, stage, ring, place, sizes, once);
         }
+    }
+    if comptime!(once.mixes) {
+        tma_store_wait();
     }
     if comptime!(!once.clustered()) {
         sync_plane();

@@ -52,6 +52,7 @@ impl Place {
 pub(super) fn together_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
     dh_in: &TensorMap<E, Tiled>,
+    also: &TensorMap<E, Tiled>,
     dx: &TensorMap<E, Tiled>,
     inputs: &Inputs,
     dphi: &mut [f32],
@@ -78,16 +79,27 @@ pub(super) fn together_kernel<E: Float>(
         let map = tensor_map_address(dx);
         multiply(&inputs.phi, map, &shared, dphi, warp, &ring, &place, &sizes, together);
     } else {
-        let (x, dh_in) = (tensor_map_address(x), tensor_map_address(dh_in));
-        produce(x, dh_in, inputs, &mut shared, &ring, &place, &sizes, together);
+        let maps = Maps {
+            x: tensor_map_address(x),
+            dh_in: tensor_map_address(dh_in),
+            also: tensor_map_address(also),
+        };
+        produce(&maps, inputs, &mut shared, &ring, &place, &sizes, together);
     }
+}
+
+/// What is loaded, and where from.
+#[derive(CubeType, Clone, Copy)]
+struct Maps {
+    x: u64,
+    dh_in: u64,
+    also: u64,
 }
 
 /// Loads what the cube goes through; a warp.
 #[cube]
 fn produce(
-    x: u64,
-    dh_in: u64,
+    maps: &Maps,
     inputs: &Inputs,
     shared: &mut Shared<[u32]>,
     ring: &Ring,
@@ -131,10 +143,16 @@ fn produce(
         let bar = ring.filling(state.stage);
         if lane < warps {
             let column = place.column + lane % boxes * comptime!(BOX as u32);
-            tma_load(to + 0, x, bar + 0, column, token, lane / boxes);
+            tma_load(to + 0, maps.x, bar + 0, column, token, lane / boxes);
         } else if lane < comptime!(warps + boxes) {
             let column = place.column + (lane - warps) * comptime!(BOX as u32);
-            tma_load(to + 0, dh_in, bar + 0, column, token, comptime!(0u32).runtime());
+            tma_load(to + 0, maps.dh_in, bar + 0, column, token, comptime!(0u32).runtime());
+        } else if comptime!(together.also) {
+            let at = lane - comptime!(together.also_at() as u32);
+            if at < warps {
+                let column = place.column + at % boxes * comptime!(BOX as u32);
+                tma_load(to + 0, maps.also, bar + 0, column, token, at / boxes);
+            }
         }
         let words =
             comptime!(together.words_at()) + (state.stage as usize) * comptime!(together.words());
@@ -280,6 +298,7 @@ fn multiply(
         let stage = place.base + state.stage * comptime!(together.stage_bytes() as u32);
         let of_x = stage + warp * box_bytes;
         let of_dy = stage + (number_of_box + comptime!(together.warps() as u32)) * box_bytes;
+        let of_also = of_x + comptime!(together.also_at() as u32) * box_bytes;
         let words =
             comptime!(together.words_at()) + (state.stage as usize) * comptime!(together.words());
         let dm = place.base + 4 * words as u32;
@@ -321,7 +340,7 @@ fn multiply(
                         );
                     }
                 }
-                make_dx(of_x, of_dy, &left, &held, &along, &weights, block, together);
+                make_dx(of_x, of_dy, of_also, &left, &held, &along, &weights, block, together);
             }
         }
         async_proxy_fence();
@@ -344,11 +363,12 @@ fn multiply(
     leave_dphi(&sums, dphi, first, stream, place, sizes, together);
 }
 
-/// Makes dx of eight columns: dm·φ, and what x and dh_in add, in the place of x.
+/// Makes dx of eight columns: dm·φ, what x and dh_in add, and what there is from elsewhere, in the place of x.
 #[cube]
 fn make_dx(
     of_x: u32,
     of_dy: u32,
+    of_also: u32,
     left: &Array<Vector<u32, Const<4>>>,
     held: &Array<Vector<u32, Const<2>>>,
     along: &Array<f32>,
@@ -386,9 +406,15 @@ fn make_dx(
         let (x0, x1) = bf16_pair(load_word(of_x + at));
         let (y0, y1) = bf16_pair(load_word(of_dy + at));
         let (c0, c1) = comptime!((2 * below, 2 * below + 1));
-        let first = out[0].extract(c0) + along[below] * x0 + weights[below] * y0;
-        let second = out[0].extract(c1) + along[below] * x1 + weights[below] * y1;
-        store_pair(of_x + at, first, second, float);
+        let mut sums = Array::<f32>::new(2usize);
+        sums[0] = out[0].extract(c0) + along[below] * x0 + weights[below] * y0;
+        sums[1] = out[0].extract(c1) + along[below] * x1 + weights[below] * y1;
+        if comptime!(together.also) {
+            let (also0, also1) = bf16_pair(load_word(of_also + at));
+            sums[0] += also0;
+            sums[1] += also1;
+        }
+        store_pair(of_x + at, sums[0], sums[1], float);
     }
 }
 

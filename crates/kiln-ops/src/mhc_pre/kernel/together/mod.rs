@@ -1,4 +1,4 @@
-//! dx and dφ from one pass over x and dh_in, bf16, on Hopper.
+//! dx and dφ from one pass over x and dh_in, and over what dx has from elsewhere, bf16, on Hopper.
 //!
 //! A warp has 64 columns of a stream, of which it holds φ and the sum of dφ in registers, and goes over tokens, sixteen at
 //! a time: dφ += dmᵀ·x, and dx = dm·φ with what x and dh_in add, in the place of x in shared memory, from where TMA
@@ -35,16 +35,17 @@ impl Plan {
     pub(super) fn new(
         x: &CubeTensor,
         dh_in: &CubeTensor,
+        also: Option<&CubeTensor>,
         dx: &CubeTensor,
         d: Dims,
         family: Option<Family>,
     ) -> Option<Self> {
         let client = &x.client;
-        if !hopper(&[x, dh_in, dx], d, family) {
+        if !hopper(&[x, dh_in, also.unwrap_or(x), dx], d, family) {
             return None;
         }
         let memory = client.properties().hardware.max_shared_memory_size;
-        let together = Together::new(d.streams, d.width, memory)?;
+        let together = Together::new(d.streams, d.width, also.is_some(), memory)?;
         let across = d.width.div_ceil(together.boxes * BOX);
         let groups = (launch::multiprocessors(client) / across).max(1);
         Some(Self { together, across, groups: groups.min(d.tokens.div_ceil(TOKENS)) })
@@ -87,6 +88,7 @@ impl Plan {
                 address,
                 of_streams(x),
                 map(dh_in, [1, d.tokens, d.width], [d.tokens * d.width, d.width], TOKENS),
+                of_streams(of.also.unwrap_or(x)),
                 of_streams(dx),
                 InputsLaunch::new(
                     phi.clone().into_buffer_arg(),

@@ -20,17 +20,19 @@ pub(super) struct Together {
     pub(super) rows: usize,
     /// Boxes of each stream that a cube has.
     pub(super) boxes: usize,
+    /// Whether dx has something from elsewhere.
+    pub(super) also: bool,
     pub(super) stages: usize,
 }
 
 impl Together {
     /// Of n streams of so many columns.
-    pub(super) fn new(streams: usize, width: usize, memory: usize) -> Option<Self> {
+    pub(super) fn new(streams: usize, width: usize, also: bool, memory: usize) -> Option<Self> {
         if streams > STREAMS {
             return None;
         }
         let boxes = (WARPS / streams).min(width.div_ceil(BOX));
-        let plan = Self { streams, rows: streams * (streams + 2), boxes, stages: 0 };
+        let plan = Self { streams, rows: streams * (streams + 2), boxes, also, stages: 0 };
         let stages = memory.checked_sub(BESIDE)? / (plan.stage_bytes() + 4 * plan.words() + 16);
         (stages >= 2).then_some(Self { stages: stages.min(STAGES), ..plan })
     }
@@ -54,9 +56,14 @@ impl Together {
         TOKENS * BOX * 2
     }
 
-    /// Bytes of a stage: x and dh_in.
+    /// Bytes of a stage: x, dh_in, and what dx has from elsewhere.
     pub(super) fn stage_bytes(&self) -> usize {
-        (self.warps() + self.boxes) * self.box_bytes()
+        (self.also_at() + if self.also { self.warps() } else { 0 }) * self.box_bytes()
+    }
+
+    /// In boxes: where that is.
+    pub(super) fn also_at(&self) -> usize {
+        self.warps() + self.boxes
     }
 
     /// Words of the first parts of dm of the tokens of a stage, as of the second ones: two rows to a word.
@@ -92,12 +99,14 @@ mod tests {
     #[test]
     fn rings_fit_into_shared_memory() {
         for streams in 1..=5 {
-            for width in [8, 64, 72, 768, 7168] {
-                let plan = Together::new(streams, width, 227 << 10).expect("it fits");
+            for (width, also) in
+                [8, 64, 72, 768, 7168].into_iter().flat_map(|w| [(w, false), (w, true)])
+            {
+                let plan = Together::new(streams, width, also, 227 << 10).expect("it fits");
                 assert!(4 * plan.shared() <= (227 << 10) - 1024, "{plan:?}");
                 assert!(plan.warps() <= WARPS && plan.stages >= 4, "{plan:?}");
             }
         }
-        assert_eq!(Together::new(6, 64, 227 << 10), None);
+        assert_eq!(Together::new(6, 64, false, 227 << 10), None);
     }
 }

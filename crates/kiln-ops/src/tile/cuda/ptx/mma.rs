@@ -219,6 +219,12 @@ pub(crate) fn load_word(addr: u32) -> u32 {
     word
 }
 
+/// Stores a word to shared memory.
+#[cube]
+pub(crate) fn store_word(addr: u32, word: u32) {
+    gpu_asm!("st.shared.b32 [{a}], {w};", a = in(_) addr, w = in(_) word);
+}
+
 /// Stores two numbers, rounded, side by side to shared memory.
 #[cube]
 pub(crate) fn store_pair(addr: u32, first: f32, second: f32, #[comptime] float: Float16) {

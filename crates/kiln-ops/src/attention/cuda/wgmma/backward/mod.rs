@@ -57,9 +57,12 @@ impl Order {
         // Under a causal mask each tile begins later than the one that it follows. Else the tiles of a head begin
         // one block after another, and other heads are between them.
         let section = if p.mask.causal { 1 } else { cubes.div_ceil(group * blocks).min(kv_heads) };
-        // A head waits for the one before in its slot, of tiles that were handed out before: of another section.
+        // A head waits for the one before in its slot, of tiles that were handed out before: of another section. From
+        // its first tile to the end of its last one as many heads are begun as there are multiprocessors for each of
+        // its tiles; under a causal mask twice as many, as its tiles have half of the blocks, and the last one all.
         let least = section * group;
-        let wanted = (cubes / (tiles * section) + 2) * least;
+        let begun = if p.mask.causal { 2 * cubes } else { cubes };
+        let wanted = (begun / (tiles * section) + 2) * least;
         let kept = KEPT / (blocks * SUMS as usize);
         let slots = wanted.min(kept).max(least).min(kv_heads * group);
         Self { cubes, tiles, blocks, section, slots }
@@ -94,7 +97,7 @@ pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
     ];
     launch::plans::note("attention.grad on wgmma", &(&gradient, address), &ways);
     let kept = order.slots * order.blocks;
-    let sums = client.empty(kept * SUMS as usize);
+    let sums = launch::unread(&p.q.tensor, Shape::new([kept * SUMS as usize / 4]), DType::F32);
     let counters = launch::zeros(&p.q.tensor, Shape::new([TICKETS as usize + kept]), DType::U32);
     let queries =
         |view: &HeadsView, rows| maps::map(view, sizes, [sizes.heads, sizes.queries], rows);
@@ -117,7 +120,7 @@ pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
             with.lse.clone().into_buffer_arg(),
             with.delta.clone().into_buffer_arg(),
             documents.into_buffer_arg(),
-            BufferArg::from_raw_parts(sums, kept * SUMS as usize / 4),
+            sums.into_buffer_arg(),
             counters.into_buffer_arg(),
             places(p, with, &order, total),
             more(p, with, &order),
