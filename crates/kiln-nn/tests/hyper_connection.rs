@@ -44,6 +44,24 @@ fn it_begins_as_the_plain_residual_connection() {
     }
 }
 
+/// The streams between two layers in one operation are those of the two by themselves.
+#[test]
+fn streams_go_from_one_connection_to_the_next() {
+    let device = Device::flex();
+    let connection = HyperConnectionConfig::new(12).with_streams(3).with_alpha(1.0);
+    let [first, second] = [connection.init(&device), connection.init(&device)];
+    let layer = |x: Tensor<3>| x.mul_scalar(0.5).tanh();
+    let x = random([2, 5, 3, 12]);
+    let expected = first.forward(x.clone(), layer);
+    let after = second.read(expected.clone());
+    let MhcPre { h_in, h_post, h_res } = first.read(x.clone());
+    let (y, next) = second.read_after(MhcPost { x, f: layer(h_in), h_post, h_res });
+    close(y, expected, 1e-6);
+    close(next.h_in, after.h_in, 1e-6);
+    close(next.h_post, after.h_post, 1e-6);
+    close(next.h_res, after.h_res, 1e-6);
+}
+
 #[test]
 fn every_parameter_has_a_gradient() {
     let device = Device::flex().autodiff();

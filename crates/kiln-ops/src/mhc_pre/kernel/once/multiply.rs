@@ -96,13 +96,12 @@ fn hold_phi(
 #[cube]
 fn step(warp: u32, #[comptime] m: usize, #[comptime] once: Once) -> u32 {
     let (slice, stream) = comptime!(((m / once.streams) as u32, (m % once.streams) as u32));
-    let step = if comptime!(once.mixes) {
+    if comptime!(once.mixes) {
         let within = warp / 4 + comptime!(slice * WARPS as u32 / 4);
         (within * comptime!(once.streams as u32) + stream) * 4 + warp % 4
     } else {
         warp + comptime!((m * WARPS) as u32)
-    };
-    step
+    }
 }
 
 /// Whether there is such a step, whatever the warp.
