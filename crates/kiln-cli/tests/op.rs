@@ -159,6 +159,8 @@ fn errors_are_one_line_and_leave_no_file() {
     let targets = file(&[zero("logits", &[2, 4]), integers("targets", &[2], &[0, 4])], &[]);
     let kv = ["k", "v"].map(|name| zero(name, &[1, 2, 5, 4]));
     let attention = file(&[&[zero("q", &[1, 3, 2, 4])][..], &kv].concat(), &[]);
+    let alike = ["q", "k", "v"].map(|name| zero(name, &[1, 2, 4, 4]));
+    let no_ends = file(&[&[integers("cu_seqlens", &[0], &[])][..], &alike].concat(), &[]);
     let rope = file(&[zero("x", &[1, 1, 2, 8])], &[]);
     let chains = [zero("a", &[2, 8]), zero("b", &[2, 9]), zero("c", &[2, 7]), zero("z", &[1, 2])];
     let bk = file(&chains, &[]);
@@ -167,7 +169,7 @@ fn errors_are_one_line_and_leave_no_file() {
     let double = norm(zeros("x", Dtype::F64, &[2, 3]), weight());
     let mixed = norm(x(), zeros("weight", Dtype::BF16, &[3]));
     // Each line begins with the operator's name and a colon, but for the first three.
-    let cases: [(&[u8], &str, &str, &str); 22] = [
+    let cases: [(&[u8], &str, &str, &str); 23] = [
         (b"", "rms_norm", "", "in.st: not a whole safetensors file: header too small"),
         (b"not a tensor", "rms_norm", "", "in.st: not a whole safetensors file: header too large"),
         (
@@ -196,6 +198,12 @@ fn errors_are_one_line_and_leave_no_file() {
         (&rope, "rope", "offset=-1", "attribute offset = -1, expected an integer of at least 0"),
         (&rope, "rope", "layout=x", "attribute layout = x, expected half or interleaved"),
         (&bk, "bk", "", "`b` has shape [2, 9], expected [Bb, 7]"),
+        (
+            &no_ends,
+            "attention",
+            "",
+            "`cu_seqlens` has shape [0], expected numbers, or that it is left out",
+        ),
         (&attention, "attention", "causal=1", "attribute causal = 1, expected true or false"),
         (
             &attention,

@@ -227,6 +227,11 @@ fn frozen_inputs_and_unused_outputs() {
             wanted[..4].fill(true);
             case.check(wanted, pulled, DType::F32, &format!("{pulled:?} on {device:?}"));
         }
+        // Where kernels make them, the others are zero then.
+        let (_, found) = case.run([true; INPUTS], [true, false, false, false]);
+        for of in found[4..].iter().flatten() {
+            assert!(of.iter().all(|x| *x == 0.0), "{device:?}");
+        }
     }
 }
 
@@ -271,6 +276,64 @@ fn tokens_do_not_depend_on_those_before() {
                 }
             }
         }
+    }
+}
+
+/// Streams, a layer's output and weights that are cut out of wider tensors or lie in another order.
+#[test]
+fn every_stride() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let case = Case::new(([2, 8, 4, 64], 3), false, dtype, 7, &device);
+            let (expected, next) = case.call(case.post.clone());
+            let MhcPost { x, f, h_post, h_res } = case.post.clone();
+            let same = |post: MhcPost, what: &str| {
+                let (y, of) = case.call(post);
+                let what = format!("{what}, {dtype:?}, {device:?}");
+                assert!(values(&y) == values(&expected), "streams, {what}");
+                assert_near(&values(&of.h_in), &values(&next.h_in), dtype, 100, &what);
+                assert_near(&values(&of.h_res), &values(&next.h_res), DType::F32, 100, &what);
+            };
+            let wide = Tensor::cat(vec![x.clone().zeros_like(), x.clone()], 3).narrow(3, 64, 64);
+            same(MhcPost { x: wide, ..case.post.clone() }, "x cut");
+            let across = Tensor::<4>::from_data(x.swap_dims(0, 1).to_data(), (&device, dtype));
+            same(MhcPost { x: across.swap_dims(0, 1), ..case.post.clone() }, "x swapped");
+            let wide = Tensor::cat(vec![f.clone().zeros_like(), f], 2).narrow(2, 64, 64);
+            same(MhcPost { f: wide, ..case.post.clone() }, "f cut");
+            let later = Tensor::cat(vec![h_post.clone(), h_post], 0).narrow(0, 2, 2);
+            same(MhcPost { h_post: later, ..case.post.clone() }, "h_post behind others");
+            let one = h_res.clone().narrow(1, 0, 1);
+            let later = Tensor::cat(vec![one, h_res], 1).narrow(1, 1, 8);
+            same(MhcPost { h_res: later, ..case.post.clone() }, "h_res behind others");
+        }
+    }
+}
+
+#[test]
+fn gradient_checkpointing() {
+    for device in devices() {
+        let case = Case::new(([2, 3, 4, 40], 5), false, DType::F32, 11, &device);
+        let (_, [dx, ..]) = case.expected([true, true, false, false]);
+        let checkpointing = device.clone().autodiff().gradient_checkpointing();
+        fn on<const D: usize>(of: &Tensor<D>, device: &Device) -> Tensor<D> {
+            Tensor::from_data(of.to_data(), device)
+        }
+        let MhcPost { x, f, h_post, h_res } = &case.post;
+        let x = on(x, &checkpointing).require_grad();
+        let post = MhcPost {
+            x: x.clone().mul_scalar(2.0).mul_scalar(0.5),
+            f: on(f, &checkpointing),
+            h_post: on(h_post, &checkpointing),
+            h_res: on(h_res, &checkpointing),
+        };
+        let (phi, alpha) = (on(&case.phi, &checkpointing), on(&case.alpha, &checkpointing));
+        let bias = on(&case.bias, &checkpointing);
+        let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, case.options).unwrap();
+        let (dy, of) = &case.cotangents;
+        let loss = pull(y.mul_scalar(1.0), &on(dy, &checkpointing))
+            + pull(next.h_in.mul_scalar(1.0), &on(&of.h_in, &checkpointing));
+        let grads = loss.backward();
+        assert_near(&values(&x.grad(&grads).unwrap()), &dx, DType::F32, 100, "dx");
     }
 }
 

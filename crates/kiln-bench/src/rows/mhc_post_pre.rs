@@ -4,6 +4,7 @@ use super::elements;
 use super::mhc_pre::{self, options};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 #[cfg(feature = "cube")]
@@ -177,6 +178,10 @@ impl Operator for Row {
             .collect()
     }
 
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::mhc_post_pre(self, spot, options(spot.call.attributes))
+    }
+
     fn fit(&self, dims: &mut Dims) {
         mhc_pre::fit(dims);
     }
@@ -186,6 +191,10 @@ impl Operator for Row {
             case.shapes[GAMMA] = vec![0, 0];
         }
         case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
+    }
+
+    fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
+        super::mhc_post::shrink_tokens(dims)
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -201,20 +210,22 @@ impl Operator for Row {
             case([3, 5, 4, 96], true).with("sinkhorn", 10),
             case([1, 132, 4, 16], true).with("sinkhorn", 3),
             case([1, 228, 4, 328], false),
-            case([1, 20, 6, 72], true).with("sinkhorn", 1),
+            case([1, 20, 5, 72], true).with("sinkhorn", 1),
+            case([1, 36, 5, 328], false),
             case([1, 72, 1, 72], false),
             case([1, 76, 3, 136], false).with("sinkhorn", 1),
-            case([1, 232, 2, 656], false).with("sinkhorn", 2),
-            // Tokens whose weights do not come in sixteens of bytes: two launches.
+            case([1, 40, 2, 656], false).with("sinkhorn", 2),
+            // Two launches: more streams, and tokens whose weights do not come in sixteens of bytes.
+            case([1, 20, 6, 72], true).with("sinkhorn", 1),
             case([1, 33, 3, 136], false).with("sinkhorn", 1),
             // Ten cubes.
             case([1, 36, 4, 2504], false),
         ]
     }
 
-    fn shapes(&self, _scale: Scale) -> Vec<Case> {
-        // What is timed is compared with the oracle at some places, which is not written yet.
-        vec![]
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        let timed = |of| case(of, false).with("sinkhorn", 20);
+        super::mhc_post::sizes(scale).iter().copied().map(timed).collect()
     }
 
     fn work(&self, of: &Case, dtype: DType) -> (Work, Work) {

@@ -28,7 +28,7 @@ mod whole;
 
 pub(crate) use attention::check as attention;
 pub(crate) use classes::{cross_entropy, linear_cross_entropy};
-pub(crate) use hyper::check as mhc_pre;
+pub(crate) use hyper::{check as mhc_pre, check_after as mhc_post_pre};
 pub(crate) use mlp::check as swiglu_mlp;
 pub(crate) use norms::of_weight;
 pub(crate) use products::{Product, stored_sum};

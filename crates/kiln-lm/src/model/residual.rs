@@ -80,9 +80,9 @@ impl Stream {
         match (self, head) {
             (Self::Plain { x, delta }, None) => read(x, delta, norm).1,
             (Self::Hyper { x, after }, Some(head)) => {
-                let x = match after.map(|after| after.with(x.clone())) {
+                let x = match after {
                     None => x,
-                    Some(MhcPost { x, f, h_post, h_res }) => {
+                    Some(After { f, h_post, h_res }) => {
                         mhc_post(x, f, h_post, h_res).unwrap_or_else(|error| panic!("{error}"))
                     }
                 };

@@ -94,12 +94,12 @@ impl<B: MhcPostPreOps + MhcPostPreGradOps, C: CheckpointStrategy> MhcPostPreOps 
             };
             let keep = wanted.contains(&true);
             let (y, h_in, h_post, h_res, mix, norm) = B::mhc_post_pre(of(inputs), keep);
-            let kept = y.clone();
+            let streams = y.clone();
             ([y, h_in, h_post, h_res], move |cotangents: [Maybe<B>; 4], inputs| {
                 let [dy, dh_in, dh_post, dh_res] = cotangents;
                 let [mix, norm] =
                     [mix, norm].map(|kept: Maybe<B>| kept.expect("the forward kept it"));
-                let (of, y) = (of(inputs), kept);
+                let (of, y) = (of(inputs), streams);
                 let of = Backward { of, y, dy, dh_in, dh_post, dh_res, mix, norm, wanted };
                 B::mhc_post_pre_backward(of).into()
             })

@@ -74,7 +74,7 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
     let of_post = [dx, df, dpost, dres];
     let wanted = [of_post.contains(&true), dphi, dalpha, dbias];
     let of = mhc_pre::kernel::Forward { op: post.op, x, phi, alpha, bias, options, family };
-    let of = mhc_pre::kernel::Backward { of, dh_in, dh_post, dh_res, mix, norm, dx: dy, wanted };
+    let of = mhc_pre::kernel::Backward { of, dh_in, dh_post, dh_res, mix, norm, also: dy, wanted };
     let [dy, dphi, dalpha, dbias] = mhc_pre::kernel::backward(of);
     let [dx, df, dpost, dres] = dy.map_or([const { None }; 4], |dy| {
         let mhc_post::kernel::Forward { op, x, f, h_post, h_res } = post;

@@ -92,8 +92,8 @@ impl<B: MhcPreOps + MhcPreGradOps, C: CheckpointStrategy> MhcPreOps for Autodiff
                 let [mix, norm] =
                     [mix, norm].map(|kept: Maybe<B>| kept.expect("the forward kept it"));
                 let of = of(inputs);
-                let dx = Maybe::None;
-                let of = Backward { of, dh_in, dh_post, dh_res, mix, norm, dx, wanted };
+                let also = Maybe::None;
+                let of = Backward { of, dh_in, dh_post, dh_res, mix, norm, also, wanted };
                 B::mhc_pre_backward(of).into()
             })
         });
@@ -159,8 +159,8 @@ pub fn backward(
     let dh_post = Maybe::Some(cotangents.1.into_dispatch());
     let dh_res = Maybe::Some(cotangents.2.into_dispatch());
     let (mix, norm, wanted) = (kept.0.into_dispatch(), kept.1.into_dispatch(), [true; 4]);
-    let dx = Maybe::None;
-    let backward = Backward { of, dh_in, dh_post, dh_res, mix, norm, dx, wanted };
+    let also = Maybe::None;
+    let backward = Backward { of, dh_in, dh_post, dh_res, mix, norm, also, wanted };
     let (dx, dphi, dalpha, dbias) = Dispatch::mhc_pre_backward(backward);
     (dx.tensor(), dphi.tensor(), dalpha.tensor(), dbias.tensor())
 }

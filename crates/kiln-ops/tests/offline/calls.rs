@@ -65,6 +65,7 @@ pub fn all(client: &Client) -> Vec<Call> {
         before_a_layer(client, dtype, name, &mut calls);
         pointwise(client, dtype, name, &mut calls);
         streams(client, dtype, name, &mut calls);
+        between_layers(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
         crate::attention::calls(client, dtype, name, &mut calls);
         crate::attention::few(client, dtype, name, &mut calls);
@@ -181,15 +182,17 @@ fn streams(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     }
 }
 
-/// Four streams with Sinkhorn, and eight, ragged, without.
+/// `[B, S, n, D]` and repeats: four streams with Sinkhorn, and eight, ragged, without.
+const HYPER: [([usize; 4], usize); 5] = [
+    ([1, 4096, 4, 768], 20),
+    ([1, 4096, 4, 2560], 20),
+    ([1, 4096, 4, 7168], 20),
+    ([1, 4096, 5, 768], 20),
+    ([1, 512, 8, 257], 0),
+];
+
 fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    for ([b, s, n, d], sinkhorn) in [
-        ([1, 4096, 4, 768], 20),
-        ([1, 4096, 4, 2560], 20),
-        ([1, 4096, 4, 7168], 20),
-        ([1, 4096, 5, 768], 20),
-        ([1, 512, 8, 257], 0),
-    ] {
+    for ([b, s, n, d], sinkhorn) in HYPER {
         let (tokens, rows) = (b * s, n * (n + 2));
         let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
         let row = |size: usize| tensor(client, [size], DType::F32);
@@ -216,10 +219,24 @@ fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Cal
             dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
             mix: f32([tokens, columns]),
             norm: row(tokens),
-            dx: Maybe::None,
+            also: Maybe::None,
             wanted: [true; 4],
         };
         call("mhc_pre.grad", Box::new(|| drop(CubeBackend::mhc_pre_backward(of))));
+    }
+}
+
+/// Kernels that the operators of both sides have too stand under their names: these calls come later.
+fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for ([b, s, n, d], sinkhorn) in HYPER {
+        let (tokens, rows) = (b * s, n * (n + 2));
+        let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
+        let row = |size: usize| tensor(client, [size], DType::F32);
+        let options = MhcPreOptions { sinkhorn, ..MhcPreOptions::default() };
+        let columns = if dtype == DType::F32 { rows } else { 3 * rows };
+        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
+            calls.push(Call { name: format!("{op} {name} {b}x{s}x{n}x{d}"), run });
+        };
         let x = || tensor(client, [b, s, n, d], dtype);
         let between = || mhc_post_pre::Forward {
             post: mhc_post::Forward {

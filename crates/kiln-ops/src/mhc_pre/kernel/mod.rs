@@ -79,7 +79,7 @@ pub struct Backward<B: Backend> {
     pub norm: FloatTensor<B>,
     /// What dx has from elsewhere, which is added.
     #[extension_type]
-    pub dx: Maybe<B>,
+    pub also: Maybe<B>,
     /// Whose gradients are wanted: x, φ, α, bias.
     pub wanted: [bool; 4],
 }
@@ -136,8 +136,9 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
 
 /// The same of the streams that a layer leaves: x of `of` is contiguous, and is written too.
 pub(crate) fn forward_after(post: Post, of: Forward<CubeBackend>) -> Left {
+    // Streams that are not contiguous go to two launches as they are.
     let Post { op, x, f, h_post, h_res } = post;
-    let [x, f, h_post, h_res] = [x, f, h_post, h_res].map(into_contiguous);
+    let [f, h_post, h_res] = [f, h_post, h_res].map(into_contiguous);
     run(of, Some(Post { op, x, f, h_post, h_res }))
 }
 
@@ -190,7 +191,7 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
 
 /// dx, dφ, dα and dbias, those that are wanted.
 pub(crate) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
-    let Backward { of, dh_in, dh_post, dh_res, mix, norm, dx: also, wanted } = backward;
+    let Backward { of, dh_in, dh_post, dh_res, mix, norm, also, wanted } = backward;
     let Forward { op, x, phi, alpha, bias, options, family } = of;
     let d = Dims::of(&x);
     if d.tokens == 0 {

@@ -60,7 +60,7 @@ impl Plan {
             // Weights come in sixteens of bytes.
             let whole = (d.tokens * d.streams).is_multiple_of(4);
             let weights = [h_post, h_res].into_iter().all(launch::begins_at_16);
-            if !whole || !weights || !hopper(&[x, f], d, family) {
+            if !whole || !weights || !x.is_contiguous() || !hopper(&[x, f], d, family) {
                 return None;
             }
         }
@@ -102,6 +102,7 @@ impl Plan {
             ("more tokens than stages", sixteens.div_ceil(groups) > once.stages),
             ("places taken again", !once.clustered() && sixteens.div_ceil(groups) > once.places()),
             ("columns beyond the last", d.width < once.cubes * once.boxes * BOX),
+            ("ragged tokens", once.mixes && !d.tokens.is_multiple_of(TOKENS)),
         ];
         launch::plans::note(name, &(&once, address), &ways);
         let shape = [d.streams, d.tokens, d.width];

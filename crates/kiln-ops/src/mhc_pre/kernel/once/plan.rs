@@ -171,7 +171,7 @@ impl Once {
         if self.mixes { 4 * TOKENS * self.streams * (self.streams + 1) } else { 0 }
     }
 
-    /// Loads of a stage: its boxes, and what they are mixed with.
+    /// Arrivals that fill a stage: one for all boxes, and, if they are mixed, one each for h_post and h_res.
     pub(super) fn loads(&self) -> usize {
         if self.mixes { 3 } else { 1 }
     }
@@ -248,7 +248,7 @@ impl Once {
         self.stages * self.stage_bytes()
     }
 
-    /// In words: where those are, and, in bytes, the barriers.
+    /// In words: where sides are, and behind them the rest; and, in bytes, the barriers.
     pub(super) fn sides_at(&self) -> usize {
         (self.weights_at() + self.stages * self.weight_bytes()) / 4
     }
@@ -297,14 +297,16 @@ mod tests {
 
     #[test]
     fn all_columns_have_a_cube_and_a_ring_fits() {
-        for streams in 1..=6 {
+        let kinds = (1..=6).map(|n| (n, false)).chain((1..=5).map(|n| (n, true)));
+        for (streams, mixes) in kinds {
             for width in [8, 64, 72, 256, 768, 2560, 4096, 7168] {
-                let plan = Once::new(streams, width, true, false, 132, MEMORY);
-                let plan = plan.unwrap_or_else(|| panic!("{streams} of {width}"));
+                let plan = Once::new(streams, width, true, mixes, 132, MEMORY);
+                let plan = plan.unwrap_or_else(|| panic!("{streams} of {width}, {mixes}"));
                 assert!(plan.boxes * plan.cubes * BOX >= width, "{plan:?}");
                 assert!((plan.cubes - 1) * plan.boxes * BOX < width, "{plan:?}");
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
                 assert!(plan.stages >= FEW_STAGES, "{plan:?}");
+                assert!(plan.stage_bytes().is_multiple_of(1024), "{plan:?}");
                 let phi = plan.pieces() * plan.piece_bytes();
                 assert!(phi <= (plan.stages - plan.early()) * plan.stage_bytes(), "{plan:?}");
                 let groups = 132 / plan.cubes;
@@ -320,6 +322,7 @@ mod tests {
         );
         assert_eq!([256, 392].map(|width| clustered(width, 2)), [Some(true), Some(false)]);
         assert_eq!(Once::new(7, 64, true, false, 132, MEMORY), None);
+        assert_eq!(Once::new(6, 64, true, true, 132, MEMORY), None);
         assert_eq!(Once::new(4, 1 << 20, true, false, 132, MEMORY), None);
     }
 }

@@ -19,7 +19,8 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Weighting {
     pub(super) map: u64,
-    /// If the streams are mixed: those of the layer's output and of what is mixed, and the addresses of the weights.
+    /// If the streams are mixed: the maps of the layer's output and of the streams after it, and the addresses of h_post
+    /// and h_res.
     pub(super) layer: u64,
     pub(super) mixed: u64,
     pub(super) post: u64,
@@ -161,7 +162,17 @@ pub(super) fn weight(
         let token = place.token(number, sizes);
         for four in 0..comptime!(TOKENS as u32 / 4) {
             let row = four * 4 + lane / 8;
-            mixed(of.out, &*shared, weights_at + row * n, stage_at, row, token, place, sizes, once);
+            write_h_in(
+                of.out,
+                &*shared,
+                weights_at + row * n,
+                stage_at,
+                row,
+                token,
+                place,
+                sizes,
+                once,
+            );
         }
         // All lanes have read the stage.
         if comptime!(once.mixes) {
@@ -224,7 +235,7 @@ fn weights(
 
 /// Writes h_in of a row of the stage, 16 bytes of each box a lane, with the weights at `weights_at`.
 #[cube]
-fn mixed(
+fn write_h_in(
     out: u64,
     shared: &Shared<[f32]>,
     weights_at: u32,
