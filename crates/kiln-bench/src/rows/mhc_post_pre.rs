@@ -1,7 +1,7 @@
 //! mhc_post_pre.
 
 use super::elements;
-use super::mhc_pre::{self, options};
+use super::mhc_pre::{self, gamma, options};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
@@ -87,15 +87,10 @@ fn post(call: &Call<'_>) -> MhcPost {
     MhcPost { x: call.float(0), f: call.float(1), h_post: call.float(2), h_res: call.float(3) }
 }
 
-fn gamma(call: &Call<'_>) -> Option<Tensor<2>> {
-    let missing = call.inputs[GAMMA].shape().contains(&0);
-    (!missing).then(|| call.float(GAMMA))
-}
-
 /// φ with γ in it.
 #[cfg(feature = "cube")]
 fn folded(call: &Call<'_>) -> Tensor<2> {
-    scaled(call.float(PHI), gamma(call))
+    scaled(call.float(PHI), gamma(call, GAMMA))
 }
 
 impl Operator for Row {
@@ -109,8 +104,14 @@ impl Operator for Row {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let (phi, alpha, bias) = (call.float(PHI), call.float(PHI + 1), call.float(PHI + 2));
-        let (y, next) =
-            mhc_post_pre(post(call), phi, alpha, bias, gamma(call), options(call.attributes))?;
+        let (y, next) = mhc_post_pre(
+            post(call),
+            phi,
+            alpha,
+            bias,
+            gamma(call, GAMMA),
+            options(call.attributes),
+        )?;
         let small = [next.h_post.flatten(0, 2), next.h_res.flatten(0, 3)];
         Ok([y.flatten(0, 3), next.h_in.flatten(0, 2)].into_iter().chain(small).collect())
     }
@@ -157,7 +158,7 @@ impl Operator for Row {
         kernels: Vec<Tensor<2>>,
     ) -> Vec<Tensor<1>> {
         let gradients = kernels.into_iter().map(|of| of.flatten(0, 1)).collect();
-        mhc_pre::unfolded(gradients, PHI, call.float(PHI), gamma(call))
+        mhc_pre::unfolded(gradients, PHI, call.float(PHI), gamma(call, GAMMA))
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -186,11 +187,8 @@ impl Operator for Row {
         mhc_pre::fit(dims);
     }
 
-    fn vary(&self, mut case: Case, number: u64) -> Case {
-        if number.is_multiple_of(2) {
-            case.shapes[GAMMA] = vec![0, 0];
-        }
-        case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
+    fn vary(&self, case: Case, number: u64) -> Case {
+        mhc_pre::vary(case, number, GAMMA)
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {

@@ -91,15 +91,16 @@ fn inputs<'a>(call: &HostCall<'a>) -> Inputs<'a, Bounded> {
     }
 }
 
-fn gamma(call: &Call<'_>) -> Option<Tensor<2>> {
-    let missing = call.inputs[GAMMA].shape().contains(&0);
-    (!missing).then(|| call.float(GAMMA))
+/// γ, which is input number `at`, if it is there.
+pub(super) fn gamma(call: &Call<'_>, at: usize) -> Option<Tensor<2>> {
+    let missing = call.inputs[at].shape().contains(&0);
+    (!missing).then(|| call.float(at))
 }
 
 /// x, φ with γ in it, α and bias.
 #[cfg(feature = "cube")]
 fn folded(call: &Call<'_>) -> (Tensor<4>, Tensor<2>, Tensor<1>, Tensor<1>) {
-    (call.float(0), scaled(call.float(1), gamma(call)), call.float(2), call.float(3))
+    (call.float(0), scaled(call.float(1), gamma(call, GAMMA)), call.float(2), call.float(3))
 }
 
 impl Operator for Row {
@@ -112,7 +113,7 @@ impl Operator for Row {
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let (x, phi, gamma) = (call.float(0), call.float(1), gamma(call));
+        let (x, phi, gamma) = (call.float(0), call.float(1), gamma(call, GAMMA));
         let of = mhc_pre(x, phi, call.float(2), call.float(3), gamma, options(call.attributes))?;
         Ok(vec![of.h_in.flatten(0, 2), of.h_post.flatten(0, 2), of.h_res.flatten(0, 3)])
     }
@@ -145,7 +146,7 @@ impl Operator for Row {
         kernels: Vec<Tensor<2>>,
     ) -> Vec<Tensor<1>> {
         let gradients = kernels.into_iter().map(|of| of.flatten(0, 1)).collect();
-        unfolded(gradients, 1, call.float(1), gamma(call))
+        unfolded(gradients, 1, call.float(1), gamma(call, GAMMA))
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -174,11 +175,8 @@ impl Operator for Row {
         fit(dims);
     }
 
-    fn vary(&self, mut case: Case, number: u64) -> Case {
-        if number.is_multiple_of(2) {
-            case.shapes[GAMMA] = vec![0, 0];
-        }
-        case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
+    fn vary(&self, case: Case, number: u64) -> Case {
+        vary(case, number, GAMMA)
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
@@ -234,6 +232,14 @@ impl Operator for Row {
 fn case([b, s, n, d]: [usize; 4], gamma: bool) -> Case {
     let (rows, gamma) = (n * n + 2 * n, if gamma { [n, d] } else { [0, 0] });
     Case::new([&[b, s, n, d], &[rows, n * d], &[3], &[rows], &gamma])
+}
+
+/// Without γ, which is input number `at`, every second time, and with other repeats of Sinkhorn.
+pub(super) fn vary(mut case: Case, number: u64, at: usize) -> Case {
+    if number.is_multiple_of(2) {
+        case.shapes[at] = vec![0, 0];
+    }
+    case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
 }
 
 /// Sizes that go together.

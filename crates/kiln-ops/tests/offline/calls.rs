@@ -16,10 +16,6 @@ use kiln_ops::cross_entropy::backend::{
 };
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
-use kiln_ops::mhc_post::backend::{self as mhc_post, MhcPostGradOps, MhcPostOps};
-use kiln_ops::mhc_post_pre::backend::{self as mhc_post_pre, MhcPostPreGradOps, MhcPostPreOps};
-use kiln_ops::mhc_pre::MhcPreOptions;
-use kiln_ops::mhc_pre::backend::{self as mhc_pre, MhcPreGradOps, MhcPreOps};
 use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
@@ -62,10 +58,10 @@ pub fn all(client: &Client) -> Vec<Call> {
     let mut calls = vec![];
     for (dtype, name) in DTYPES {
         norms(client, dtype, name, &mut calls);
-        before_a_layer(client, dtype, name, &mut calls);
+        crate::hyper::before_a_layer(client, dtype, name, &mut calls);
         pointwise(client, dtype, name, &mut calls);
-        streams(client, dtype, name, &mut calls);
-        between_layers(client, dtype, name, &mut calls);
+        crate::hyper::after_a_layer(client, dtype, name, &mut calls);
+        crate::hyper::between_layers(client, dtype, name, &mut calls);
         losses(client, dtype, name, &mut calls);
         crate::attention::calls(client, dtype, name, &mut calls);
         crate::attention::few(client, dtype, name, &mut calls);
@@ -157,115 +153,6 @@ fn norms(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             let of = rms_norm::Backward { op, dy, dsum, x, weight, eps: EPS, wanted };
             call(name, Box::new(|| drop(CubeBackend::rms_norm_backward(of))));
         }
-    }
-}
-
-/// Four streams, narrow and wide, and eight.
-fn streams(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    for [s, n, d] in [[4096, 4, 768], [512, 4, 7168], [512, 8, 1024]] {
-        let x = || tensor(client, [8, s, n, d], dtype);
-        let f = || tensor(client, [8, s, d], dtype);
-        let h = || {
-            let (post, res) = ([8, s, n], [8, s, n, n]);
-            (tensor(client, post, DType::F32), tensor(client, res, DType::F32))
-        };
-        let size = format!("{name} {}x{n}x{d}", 8 * s);
-        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
-            calls.push(Call { name: format!("{op} {size}"), run });
-        };
-        let (op, (h_post, h_res)) = ("mhc_post", h());
-        let of = mhc_post::Forward { op, x: x(), f: f(), h_post, h_res };
-        call(op, Box::new(|| drop(CubeBackend::mhc_post(of))));
-        let (wanted, (h_post, h_res)) = ([true; 4], h());
-        let of = mhc_post::Backward { op, dy: x(), x: x(), f: f(), h_post, h_res, wanted };
-        call("mhc_post.grad", Box::new(|| drop(CubeBackend::mhc_post_backward(of))));
-    }
-}
-
-/// `[B, S, n, D]` and repeats: four streams with Sinkhorn, and eight, ragged, without.
-const HYPER: [([usize; 4], usize); 5] = [
-    ([1, 4096, 4, 768], 20),
-    ([1, 4096, 4, 2560], 20),
-    ([1, 4096, 4, 7168], 20),
-    ([1, 4096, 5, 768], 20),
-    ([1, 512, 8, 257], 0),
-];
-
-fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    for ([b, s, n, d], sinkhorn) in HYPER {
-        let (tokens, rows) = (b * s, n * (n + 2));
-        let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
-        let row = |size: usize| tensor(client, [size], DType::F32);
-        let options = MhcPreOptions { sinkhorn, ..MhcPreOptions::default() };
-        let forward = || mhc_pre::Forward {
-            op: "mhc_pre",
-            x: tensor(client, [b, s, n, d], dtype),
-            phi: f32([rows, n * d]),
-            alpha: row(3),
-            bias: row(rows),
-            options,
-            family: None,
-        };
-        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
-            calls.push(Call { name: format!("{op} {name} {b}x{s}x{n}x{d}"), run });
-        };
-        let of = forward();
-        call("mhc_pre", Box::new(|| drop(CubeBackend::mhc_pre(of, true))));
-        let columns = if dtype == DType::F32 { rows } else { 3 * rows };
-        let of = mhc_pre::Backward {
-            of: forward(),
-            dh_in: Maybe::Some(tensor(client, [b, s, d], dtype)),
-            dh_post: Maybe::Some(tensor(client, [b, s, n], DType::F32)),
-            dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
-            mix: f32([tokens, columns]),
-            norm: row(tokens),
-            also: Maybe::None,
-            wanted: [true; 4],
-        };
-        call("mhc_pre.grad", Box::new(|| drop(CubeBackend::mhc_pre_backward(of))));
-    }
-}
-
-/// Kernels that the operators of both sides have too stand under their names: these calls come later.
-fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    for ([b, s, n, d], sinkhorn) in HYPER {
-        let (tokens, rows) = (b * s, n * (n + 2));
-        let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
-        let row = |size: usize| tensor(client, [size], DType::F32);
-        let options = MhcPreOptions { sinkhorn, ..MhcPreOptions::default() };
-        let columns = if dtype == DType::F32 { rows } else { 3 * rows };
-        let mut call = |op: &str, run: Box<dyn FnOnce()>| {
-            calls.push(Call { name: format!("{op} {name} {b}x{s}x{n}x{d}"), run });
-        };
-        let x = || tensor(client, [b, s, n, d], dtype);
-        let between = || mhc_post_pre::Forward {
-            post: mhc_post::Forward {
-                op: "mhc_post_pre",
-                x: x(),
-                f: tensor(client, [b, s, d], dtype),
-                h_post: tensor(client, [b, s, n], DType::F32),
-                h_res: tensor(client, [b, s, n, n], DType::F32),
-            },
-            phi: f32([rows, n * d]),
-            alpha: row(3),
-            bias: row(rows),
-            options,
-            family: None,
-        };
-        let of = between();
-        call("mhc_post_pre", Box::new(|| drop(CubeBackend::mhc_post_pre(of, true))));
-        let of = mhc_post_pre::Backward {
-            of: between(),
-            y: x(),
-            dy: Maybe::Some(x()),
-            dh_in: Maybe::Some(tensor(client, [b, s, d], dtype)),
-            dh_post: Maybe::Some(tensor(client, [b, s, n], DType::F32)),
-            dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
-            mix: f32([tokens, columns]),
-            norm: row(tokens),
-            wanted: [true; 7],
-        };
-        call("mhc_post_pre.grad", Box::new(|| drop(CubeBackend::mhc_post_pre_backward(of))));
     }
 }
 

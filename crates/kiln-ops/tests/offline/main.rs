@@ -11,6 +11,7 @@
 
 mod attention;
 mod calls;
+mod hyper;
 #[path = "../scan/ops.rs"]
 mod ops;
 mod server;
