@@ -40,26 +40,32 @@ def eager(repeats, halves):
     return run
 
 
+def liger(repeats):
+    """A call of Liger's, and what makes its inputs of ours."""
+    from liger_kernel.transformers.functional import liger_mhc_coeffs, liger_mhc_pre
+
+    # It wants φ as [in, out] and in 16 bits, and three numbers for α.
+    def prepare(x, phi, alpha, bias, gamma):
+        return (x, phi.T.to(x.dtype).contiguous(), bias, *alpha.clone().unbind())
+
+    def run(x, phi, bias, pre, post, res):
+        h_pre, h_post, h_res = liger_mhc_coeffs(
+            x, phi, bias, pre, post, res,
+            tmax=repeats, rms_eps=NORM_EPS, pre_eps=HC_EPS, sinkhorn_eps=HC_EPS,
+        )  # fmt: skip
+        return liger_mhc_pre(x, h_pre), h_post, h_res
+
+    return run, prepare
+
+
 def of(case):
     torch.backends.cuda.matmul.allow_tf32 = True
     repeats = int(case.shape.split("sinkhorn=")[1])
     functions = {**peers.torches(eager(repeats, False)), **peers.torches(eager(repeats, True), " bf16")}
     found = {name: peers.Peer(f) for name, f in functions.items()}
     try:
-        from liger_kernel.transformers.functional import liger_mhc_coeffs, liger_mhc_pre
-
-        # It wants φ as [in, out] and in 16 bits, and three numbers for α.
-        def prepare(x, phi, alpha, bias, gamma):
-            return (x, phi.T.to(x.dtype).contiguous(), bias, *alpha.clone().unbind())
-
-        def liger(x, phi, bias, pre, post, res):
-            h_pre, h_post, h_res = liger_mhc_coeffs(
-                x, phi, bias, pre, post, res,
-                tmax=repeats, rms_eps=NORM_EPS, pre_eps=HC_EPS, sinkhorn_eps=HC_EPS,
-            )  # fmt: skip
-            return liger_mhc_pre(x, h_pre), h_post, h_res
-
-        found["liger"] = peers.Peer(liger, prepare=prepare)
+        run, prepare = liger(repeats)
+        found["liger"] = peers.Peer(run, prepare=prepare)
     except ImportError as error:
         print(f"no Liger: {error}")
     try:

@@ -13,7 +13,6 @@ use crate::{check_size, expect};
 use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
-use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_ops::mhc_post::MAX_STREAMS;
 use kiln_ops::mhc_pre::MAX_SINKHORN;
@@ -266,15 +265,37 @@ impl HyperHead {
     #[track_caller]
     pub fn forward(&self, x: Tensor<4>) -> Tensor<3> {
         check_shape("hyper_head", &x, self.streams, self.width);
-        let ([b, s, n, width], dtype) = (x.dims(), x.dtype());
-        let x: Tensor<3> = x.cast(DType::F32).reshape([b, s, n * width]);
-        let squares = (x.clone() * x.clone()).mean_dim(2);
-        let r = squares.add_scalar(self.norm_eps).sqrt().recip();
-        let phi = self.phi.val().cast(DType::F32).transpose().unsqueeze::<3>();
-        let y = x.clone().matmul(phi) * r * self.alpha.val().unsqueeze::<3>();
-        let weights = sigmoid(y + self.bias.val().unsqueeze::<3>()).add_scalar(self.hc_eps);
-        let streams: Tensor<4> = x.reshape([b, s, n, width]) * weights.unsqueeze_dim::<4>(3);
-        streams.sum_dim(2).reshape([b, s, width]).cast(dtype)
+        let (phi, alpha, bias) = self.weights();
+        expect(mhc_pre(x, phi, alpha, bias, None, self.options())).h_in
+    }
+
+    /// [`forward`](Self::forward) of the streams after a layer, as one operation with `mhc_post`.
+    ///
+    /// # Panics
+    ///
+    /// If `before` has other streams, or `f` another shape or element type.
+    #[track_caller]
+    pub fn forward_after(&self, before: MhcPost) -> Tensor<3> {
+        check_shape("hyper_head", &before.x, self.streams, self.width);
+        let (phi, alpha, bias) = self.weights();
+        expect(mhc_post_pre(before, phi, alpha, bias, None, self.options())).1.h_in
+    }
+
+    fn options(&self) -> MhcPreOptions {
+        MhcPreOptions { norm_eps: self.norm_eps, hc_eps: self.hc_eps, sinkhorn: 0 }
+    }
+
+    /// What `mhc_pre` makes the same of: the weights with which a layer would be written are of zeros.
+    fn weights(&self) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
+        let phi = self.phi.val().cast(DType::F32);
+        let [n, k] = phi.dims();
+        let device = phi.device();
+        let rest = n * n + n;
+        let phi = Tensor::cat(vec![phi, Tensor::zeros([rest, k], (&device, DType::F32))], 0);
+        let and = |of: Tensor<1>, zeros: usize| {
+            Tensor::cat(vec![of, Tensor::zeros([zeros], (&device, DType::F32))], 0)
+        };
+        (phi, and(self.alpha.val(), 2), and(self.bias.val(), rest))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Hyper-connections on the CPU: what they begin as, gradients, element types, messages.
 #![cfg(feature = "flex")]
 
-use burn::module::Module;
+use burn::module::{Module, Param};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_nn::prelude::*;
 use kiln_nn::streams;
@@ -62,6 +63,29 @@ fn streams_go_from_one_connection_to_the_next() {
     close(next.h_res, after.h_res, 1e-6);
 }
 
+/// The head by its formula, and the same with what precedes it in one operation.
+#[test]
+fn the_head_weights_streams_by_the_token() {
+    let device = Device::flex();
+    let connection = HyperConnectionConfig::new(12).with_streams(3).with_alpha(1.0).init(&device);
+    let mut head = HyperHeadConfig::new(12).with_streams(3).with_alpha(1.0).init(&device);
+    head.phi = Param::from_tensor(random([3, 36]));
+    head.bias = Param::from_tensor(random([3]));
+    let x = random([2, 5, 3, 12]);
+
+    let flat: Tensor<3> = x.clone().reshape([2, 5, 36]);
+    let r = flat.clone().square().mean_dim(2).add_scalar(1e-6).sqrt().recip();
+    let y = flat.matmul(head.phi.val().transpose().unsqueeze::<3>()) * r;
+    let weights = sigmoid(y + head.bias.val().unsqueeze::<3>()).add_scalar(1e-6);
+    let expected = (x.clone() * weights.unsqueeze_dim::<4>(3)).sum_dim(2).reshape([2, 5, 12]);
+    close(head.forward(x.clone()), expected, 1e-5);
+
+    let MhcPre { h_in, h_post, h_res } = connection.read(x.clone());
+    let last = connection.forward(x.clone(), |x| x.mul_scalar(0.5));
+    let after = MhcPost { x, f: h_in.mul_scalar(0.5), h_post, h_res };
+    close(head.forward_after(after), head.forward(last), 1e-6);
+}
+
 #[test]
 fn every_parameter_has_a_gradient() {
     let device = Device::flex().autodiff();
@@ -117,6 +141,14 @@ fn wrong_sizes_are_named() {
         (
             message(|| drop(head.forward(random([1, 2, 4, 7])))),
             "hyper_head: `x` has shape [1, 2, 4, 7], expected [B, S, 4, 8]",
+        ),
+        (
+            message(|| {
+                let (x, f) = (random([1, 2, 3, 8]), random([1, 2, 8]));
+                let (h_post, h_res) = (random([1, 2, 3]), random([1, 2, 3, 3]));
+                drop(head.forward_after(MhcPost { x, f, h_post, h_res }));
+            }),
+            "hyper_head: `x` has shape [1, 2, 3, 8], expected [B, S, 4, 8]",
         ),
         (message(|| config(9, 1)), "hyper_connection: streams = 9, expected 1 to 8"),
         (message(|| config(0, 1)), "hyper_connection: streams = 0, expected 1 to 8"),

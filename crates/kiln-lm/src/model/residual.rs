@@ -79,15 +79,10 @@ impl Stream {
     pub(super) fn end(self, head: Option<&HyperHead>, norm: &RmsNorm) -> Tensor<3> {
         match (self, head) {
             (Self::Plain { x, delta }, None) => read(x, delta, norm).1,
-            (Self::Hyper { x, after }, Some(head)) => {
-                let x = match after {
-                    None => x,
-                    Some(After { f, h_post, h_res }) => {
-                        mhc_post(x, f, h_post, h_res).unwrap_or_else(|error| panic!("{error}"))
-                    }
-                };
-                norm.forward(head.forward(x))
-            }
+            (Self::Hyper { x, after }, Some(head)) => norm.forward(match after {
+                None => head.forward(x),
+                Some(after) => head.forward_after(after.with(x)),
+            }),
             _ => unreachable!("blocks and head are made of one configuration"),
         }
     }
