@@ -17,6 +17,9 @@ pub(super) const UNITS: usize = MULTIPLY + 32 * OWNERS;
 /// Of 168 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
 const REGISTERS: usize = 120;
 const HELD: usize = 96;
+/// Boxes of each stream of a cube that mixes, if its cluster has all columns: of more, not all that a unit has at a time
+/// fits into registers.
+const MIXED: usize = 2;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
 /// Tokens in flight, in sixteens.
@@ -71,12 +74,16 @@ impl Once {
             let plan = plan(*boxes, 1);
             plan.steps() * plan.eights() * 4 <= REGISTERS && plan.stage_bytes() <= BYTES
         };
-        let most = (1..=all).take_while(fits).last()?;
+        // A device of two multiprocessors, which the gate takes its own for, has no neighbours.
+        let neighbours = CLUSTER.min(multiprocessors / 2).max(1);
+        let mut most = (1..=all).take_while(fits).last()?;
+        if mixes && all.div_ceil(MIXED) <= neighbours {
+            most = most.min(MIXED);
+        }
         let boxes = all.div_ceil(all.div_ceil(most));
         let cubes = all.div_ceil(boxes);
         let plan = plan(boxes, cubes);
-        // A device of two multiprocessors, which the gate takes its own for, has no neighbours.
-        let clustered = cubes <= CLUSTER.min(multiprocessors / 2).max(1);
+        let clustered = cubes <= neighbours;
         let slots = if clustered { vec![4, 3, 2] } else { vec![0] };
         let ways =
             [2, 1].into_iter().flat_map(|sides| slots.iter().map(move |&slots| (sides, slots)));
