@@ -42,6 +42,7 @@ pub mod scan;
 #[cfg(feature = "cube")]
 pub mod tile;
 
+pub mod adamw;
 pub mod add_rms_norm;
 pub mod attention;
 pub mod bk;
@@ -54,6 +55,7 @@ pub mod mhc_pre;
 pub mod newton_schulz;
 pub mod rms_norm;
 pub mod rope;
+pub mod sum_squares;
 pub mod swiglu;
 pub mod swiglu_mlp;
 pub mod tril_matmul;
@@ -63,6 +65,7 @@ pub use error::OpError;
 /// Everything a model needs.
 pub mod prelude {
     pub use crate::OpError;
+    pub use crate::adamw::{AdamWOptions, Moving, adamw};
     pub use crate::add_rms_norm::add_rms_norm;
     pub use crate::attention::{
         AttentionOptions, Documents, attention, attention_cached, attention_documents,
@@ -79,6 +82,7 @@ pub mod prelude {
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};
+    pub use crate::sum_squares::sum_squares;
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
     pub use crate::tril_matmul::tril_matmul;

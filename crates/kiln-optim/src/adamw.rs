@@ -1,17 +1,10 @@
-//! AdamW: Adam with weight decay decoupled from the gradient.
-//!
-//! Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019 (arXiv 1711.05101).
-//! With g the gradient, η the learning rate, λ the decay and t the step, counted from 1,
-//!
-//! * m = β1·m + (1 − β1)·g
-//! * v = β2·v + (1 − β2)·g²
-//! * p = p·(1 − η·λ) − η · m/(1 − β1ᵗ) / (√(v/(1 − β2ᵗ)) + ε)
-//!
-//! as in PyTorch's `torch.optim.AdamW`.
+//! [AdamW](kiln_ops::adamw), for all parameters or one group.
 
 use crate::rule::{Member, Moved, Pace};
 use crate::{Optimizer, Settings};
 use burn::config::Config;
+use burn::tensor::DType;
+use kiln_ops::adamw::{AdamWOptions, Moving, adamw, reference};
 
 /// Configuration of AdamW, for all parameters or one group.
 #[derive(Config, Debug, PartialEq)]
@@ -37,30 +30,19 @@ impl AdamWConfig {
     }
 
     /// One step of one parameter. Its state is the two moments.
-    pub(crate) fn step<const D: usize>(&self, member: Member<D>, pace: Pace) -> Moved<D> {
+    pub(crate) fn step<const D: usize>(&self, member: Member<D>, pace: &Pace) -> Moved<D> {
         let Member { value, grad, state } = member;
-        let Pace { learning_rate, step } = pace;
-        let [first, second]: [_; 2] = state.try_into().expect("two moments");
-
-        let new = grad.clone().mul_scalar(1.0 - self.beta1);
-        let first = match first {
-            Some(old) => old.mul_scalar(self.beta1) + new,
-            None => new,
+        let state: [_; 2] = state.try_into().expect("two moments");
+        let [first, second] = state.map(|moment| moment.unwrap_or_else(|| value.zeros_like()));
+        let Self { beta1, beta2, eps, weight_decay } = *self;
+        let Pace { learning_rate, step, ref scale } = *pace;
+        let options = AdamWOptions { learning_rate, beta1, beta2, eps, weight_decay, step };
+        let (of, scale) = (Moving { value, first, second }, scale.clone());
+        let Moving { value, first, second } = match of.value.dtype() {
+            DType::F32 => adamw(of, grad, scale, options).unwrap_or_else(|e| panic!("{e}")),
+            // In the element type of the parameter.
+            _ => reference::adamw(of, grad, scale, options),
         };
-        let new = grad.square().mul_scalar(1.0 - self.beta2);
-        let second = match second {
-            Some(old) => old.mul_scalar(self.beta2) + new,
-            None => new,
-        };
-
-        // The corrections are numbers: they cost no pass over the tensors.
-        let correction1 = 1.0 - self.beta1.powf(step as f64);
-        let correction2 = 1.0 - self.beta2.powf(step as f64);
-        let rate = learning_rate / correction1;
-        let root = second.clone().sqrt().mul_scalar(correction2.sqrt().recip());
-        let update = first.clone().mul_scalar(rate) / root.add_scalar(self.eps);
-        let decay = learning_rate * self.weight_decay;
-        let value = if decay == 0.0 { value } else { value.mul_scalar(1.0 - decay) };
-        Moved { value: value - update, state: vec![first, second] }
+        Moved { value, state: vec![first, second] }
     }
 }

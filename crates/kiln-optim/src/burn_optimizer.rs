@@ -88,13 +88,13 @@ impl optim::Optimizer for Rule {
         let mut kept = kept.into_iter().map(|(_, kept)| kept.on(&device));
         let state = names.iter().map(|_| kept.next()).collect();
         let steps = steps + 1;
-        let pace = Pace { learning_rate: lr, step: steps };
+        let pace = Pace { learning_rate: lr, step: steps, scale: None };
         let wide = match dtype {
             DType::F16 | DType::BF16 => DType::F32,
             wide => wide,
         };
         let member = Member { value: tensor.cast(wide), grad: grad.cast(wide), state };
-        let moved = Rule::step(self, vec![member], pace).pop();
+        let moved = Rule::step(self, vec![member], &pace).pop();
         let Moved { value, state } = moved.expect("one comes back for one");
         let kept = names.iter().copied().zip(state.into_iter().map(Kept::Tensor)).collect();
         (value.cast(dtype), Some(RuleState { steps, kept }))

@@ -5,7 +5,11 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::prelude::sum_squares;
+
+/// Sums that squares are spread over: cubes that work at a time.
+const SUMS: usize = 1024;
 
 /// ‖g‖₂ over the gradients of all parameters of `module`, `[1]`.
 ///
@@ -13,22 +17,39 @@ use burn::tensor::Tensor;
 pub fn global_norm<M: Module>(module: &M, grads: &GradientsParams) -> Tensor<1> {
     struct Squares<'a> {
         grads: &'a GradientsParams,
-        sums: Vec<Tensor<1>>,
+        sums: Option<Tensor<1>>,
     }
     impl ModuleVisitor for Squares<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(grad) = self.grads.get::<D>(param.id) {
-                self.sums.push(grad.square().sum());
+                let zeros = || Tensor::zeros([SUMS], (&grad.device(), DType::F32));
+                let sums = self.sums.take().unwrap_or_else(zeros);
+                let grad = match grad.dtype() {
+                    DType::F32 | DType::BF16 | DType::F16 => grad,
+                    _ => grad.cast(DType::F32),
+                };
+                // One launch, on what the launch before has left.
+                let sums = sum_squares(grad, sums).unwrap_or_else(|error| panic!("{error}"));
+                self.sums = Some(sums);
             }
         }
     }
-    let mut squares = Squares { grads, sums: Vec::new() };
+    let mut squares = Squares { grads, sums: None };
     module.visit(&mut squares);
-    if squares.sums.is_empty() {
-        let device = module.devices().into_iter().next().unwrap_or_default();
-        return Tensor::zeros([1], &device.inner());
+    match squares.sums {
+        Some(sums) => sums.sum().sqrt(),
+        None => {
+            let device = module.devices().into_iter().next().unwrap_or_default();
+            Tensor::zeros([1], &device.inner())
+        }
     }
-    Tensor::cat(squares.sums, 0).sum().sqrt()
+}
+
+/// The factor that clips gradients of this global norm, min(1, max / ‖g‖), `[1]`: for
+/// [`Optimizer::step_scaled`](crate::Optimizer::step_scaled).
+pub fn clip_scale(norm: &Tensor<1>, max_norm: f64) -> Tensor<1> {
+    // 1e-6 as in PyTorch: no division by 0 where every gradient is 0.
+    norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0)
 }
 
 /// Scales all gradients by one factor so that their global norm is at most `max_norm`; returns
@@ -53,9 +74,7 @@ pub fn clip_global_norm<M: Module>(
         }
     }
     let norm = global_norm(module, &grads);
-    // 1e-6 as in PyTorch: no division by 0 where every gradient is 0.
-    let factor = norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
-    let mut scale = Scale { grads, factor };
+    let mut scale = Scale { grads, factor: clip_scale(&norm, max_norm) };
     module.visit(&mut scale);
     (scale.grads, norm)
 }

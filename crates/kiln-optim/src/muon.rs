@@ -63,7 +63,7 @@ impl MuonConfig {
 
     /// One step of parameters of one shape, of two dimensions or more: matrices `[in, out]`, or stacks of them. The
     /// state is the momentum.
-    pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
+    pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: &Pace) -> Vec<Moved<D>> {
         let shape = batch[0].value.shape();
         // Sums are f32 there too, and tensor cores multiply.
         let on_cuda = device::is_cuda(&batch[0].value.device());
@@ -72,6 +72,10 @@ impl MuonConfig {
         let mut momenta = Vec::with_capacity(batch.len());
         let mut updates = Vec::with_capacity(batch.len());
         for Member { value, grad, mut state } in batch {
+            let grad = match &pace.scale {
+                Some(scale) => grad * scale.clone().unsqueeze(),
+                None => grad,
+            };
             let new = grad.mul_scalar(1.0 - self.momentum);
             let momentum = match state.pop().flatten() {
                 Some(old) => old.mul_scalar(self.momentum) + new.clone(),

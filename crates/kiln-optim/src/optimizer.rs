@@ -51,6 +51,18 @@ impl Optimizer {
 
     /// One step: the module with its parameters moved against their gradients.
     pub fn step<M: Module>(&mut self, module: M, grads: GradientsParams, learning_rate: f64) -> M {
+        self.step_scaled(module, grads, learning_rate, None)
+    }
+
+    /// The same with all gradients multiplied by `scale`, `[1]`, such as a [`clip_scale`](crate::clip_scale): no pass
+    /// over the gradients of its own.
+    pub fn step_scaled<M: Module>(
+        &mut self,
+        module: M,
+        grads: GradientsParams,
+        learning_rate: f64,
+        scale: Option<Tensor<1>>,
+    ) -> M {
         self.steps += 1;
         let names = Names::new(self.naming);
         let mut gather = Gather {
@@ -66,8 +78,8 @@ impl Optimizer {
         for (group, batch) in batches {
             let settings = self.groups.settings(group);
             let learning_rate = learning_rate * settings.learning_rate_scale;
-            let pace = Pace { learning_rate, step: self.steps };
-            batch.step(settings, pace, &mut self.state, &mut moved);
+            let pace = Pace { learning_rate, step: self.steps, scale: scale.clone() };
+            batch.step(settings, &pace, &mut self.state, &mut moved);
         }
         module.map(&mut PutBack { moved })
     }
@@ -157,7 +169,7 @@ type Moved = HashMap<ParamId, Box<dyn Any>>;
 trait AnyBatch {
     fn as_any(&mut self) -> &mut dyn Any;
 
-    fn step(self: Box<Self>, settings: &Settings, pace: Pace, state: &mut State, to: &mut Moved);
+    fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved);
 }
 
 impl<const D: usize> AnyBatch for Batch<D> {
@@ -165,7 +177,7 @@ impl<const D: usize> AnyBatch for Batch<D> {
         self
     }
 
-    fn step(self: Box<Self>, settings: &Settings, pace: Pace, state: &mut State, to: &mut Moved) {
+    fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved) {
         let mut members = Vec::with_capacity(self.0.len());
         let mut rest = Vec::with_capacity(self.0.len());
         for Taken { id, name, member, mapper, checkpointing } in self.0 {

@@ -28,13 +28,15 @@ impl From<MuonConfig> for Rule {
     }
 }
 
-/// When and how far: what a formula knows beside tensors.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// When and how far: what a formula knows beside its tensors.
+#[derive(Debug, Clone)]
 pub(crate) struct Pace {
     /// Learning rate of the group.
     pub(crate) learning_rate: f64,
     /// Steps, this one included: from 1.
     pub(crate) step: u64,
+    /// What gradients are multiplied with, `[1]`.
+    pub(crate) scale: Option<Tensor<1>>,
 }
 
 /// One parameter of a batch: its value, its gradient, and the state that the formula keeps, each `None`
@@ -67,7 +69,7 @@ impl Rule {
     }
 
     /// Whether it moves parameters of one shape together. What moves each by itself has them in the order of the
-    /// module: Burn's fusion leaves the operations of equal shapes that follow each other apart, launch by launch.
+    /// module.
     pub(crate) fn joins(&self, rank: usize) -> bool {
         match self {
             Self::AdamW(_) => false,
@@ -78,7 +80,7 @@ impl Rule {
     }
 
     /// One step of a batch; they come back in their order.
-    pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
+    pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: &Pace) -> Vec<Moved<D>> {
         match self {
             Self::Muon(config) if D >= 2 => config.step(batch, pace),
             Self::AdamW(config) | Self::Muon(MuonConfig { adamw: config, .. }) => {
@@ -91,7 +93,7 @@ impl Rule {
 }
 
 #[cfg(test)]
-fn together<const D: usize>(batch: Vec<Member<D>>, pace: Pace) -> Vec<Moved<D>> {
+fn together<const D: usize>(batch: Vec<Member<D>>, pace: &Pace) -> Vec<Moved<D>> {
     let count = batch.len() as f64;
     let grads = batch.iter().map(|member| member.grad.clone());
     let mean = grads.reduce(|sum, grad| sum + grad).expect("no batch is empty") / count;

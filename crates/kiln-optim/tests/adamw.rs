@@ -172,6 +172,21 @@ fn the_norm_is_global_and_clipping_keeps_the_direction() {
 }
 
 #[test]
+fn a_step_that_scales_is_one_with_clipped_gradients() {
+    let device = Device::flex().autodiff();
+    for config in [Rule::from(AdamWConfig::new()), Rule::from(MuonConfig::new())] {
+        let optimizer = || Optimizer::new(config.clone());
+        let start = layer(&device);
+        let grads = || gradients(&start, 0, &device);
+        let norm = global_norm(&start, &grads());
+        let scale = Some(clip_scale(&norm, 0.5));
+        let scaled = optimizer().step_scaled(start.clone(), grads(), 0.1, scale);
+        let (clipped, _) = clip_global_norm(&start, grads(), 0.5);
+        assert_eq!(values(&scaled), values(&optimizer().step(start.clone(), clipped, 0.1)));
+    }
+}
+
+#[test]
 fn a_gradient_that_is_no_number_shows_in_the_norm() {
     let device = Device::flex().autodiff();
     let layer = layer(&device);

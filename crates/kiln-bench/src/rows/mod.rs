@@ -1,5 +1,6 @@
 //! One row an operator.
 
+mod adamw;
 mod add_rms_norm;
 mod attention;
 mod bk;
@@ -13,6 +14,7 @@ mod mhc_pre;
 mod newton_schulz;
 mod rms_norm;
 mod rope;
+mod sum_squares;
 mod swiglu;
 mod swiglu_mlp;
 mod tril_matmul;
@@ -39,6 +41,8 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &matmul::TT,
     &gram::Row,
     &newton_schulz::Row,
+    &sum_squares::Row,
+    &adamw::Row,
     &tril_matmul::Row,
 ];
 

@@ -21,6 +21,7 @@ mod mlp;
 mod norms;
 mod products;
 mod rows;
+mod squares;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub(crate) use mlp::check as swiglu_mlp;
 pub(crate) use norms::of_weight;
 pub(crate) use products::{Product, stored_sum};
 pub(crate) use rows::check as rows;
+pub(crate) use squares::check as sum_squares;
 
 use crate::host;
 use crate::operator::{Call, Dims, Spec};

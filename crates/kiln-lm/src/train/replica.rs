@@ -112,15 +112,11 @@ impl<M: LanguageModel> Replica<M> {
         let loss = Tensor::cat(losses, 0).sum();
 
         let grads = gradients.grads();
-        let (grads, norm) = match config.optimizer.clip_norm {
-            0.0 => {
-                let norm = global_norm(self.model(), &grads);
-                (grads, norm)
-            }
-            max => clip_global_norm(self.model(), grads, max),
-        };
+        let norm = global_norm(self.model(), &grads);
+        let max = config.optimizer.clip_norm;
+        let scale = (max > 0.0).then(|| clip_scale(&norm, max));
         if let Some(model) = self.model.take() {
-            let model = self.optimizer.step(model, grads, learning_rate);
+            let model = self.optimizer.step_scaled(model, grads, learning_rate, scale);
             self.model = Some(model.after_step(self.optimizer.steps()));
         }
         Ok(Tensor::cat(vec![loss, norm], 0))

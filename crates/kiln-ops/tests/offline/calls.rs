@@ -6,6 +6,8 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
+use kiln_ops::adamw::AdamWOptions;
+use kiln_ops::adamw::backend::{self as adamw, AdamWOps};
 use kiln_ops::add_rms_norm::backend::AddRmsNormOps;
 use kiln_ops::autodiff::Maybe;
 use kiln_ops::bk::BkMode;
@@ -21,6 +23,7 @@ use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
 use kiln_ops::rope::backend::{RopeOps, Rotation};
 use kiln_ops::scan::ScanRequest;
+use kiln_ops::sum_squares::backend::SumSquaresOps;
 use kiln_ops::swiglu::backend::{self as swiglu, SwiGluGradOps, SwiGluOps};
 use kiln_ops::swiglu_mlp::backend::{self as swiglu_mlp, Mlp, SwiGluMlpGradOps, SwiGluMlpOps};
 use kiln_ops::tile::{Family, force};
@@ -69,6 +72,9 @@ pub fn all(client: &Client) -> Vec<Call> {
     }
     scans(client, &mut calls);
     resolvents(client, &mut calls);
+    for (dtype, name) in DTYPES {
+        steps(client, dtype, name, &mut calls);
+    }
     calls
 }
 
@@ -242,6 +248,36 @@ fn losses(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
                 run: Box::new(move || drop(CubeBackend::cross_entropy_backward(of))),
             });
         }
+    }
+}
+
+/// An optimizer's step: rows without gaps, and gradients with some.
+fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for [rows, width, pitch] in [[50_304, 768, 768], [96, 257, 264]] {
+        let grad = || {
+            let mut grad = tensor(client, [rows, pitch], dtype);
+            *grad.meta = Metadata::new(Shape::from([rows, width]), vec![pitch, 1]);
+            grad
+        };
+        let name = format!("{name} {rows}x{width}");
+        let (of, sums) = (grad(), tensor(client, [1024], DType::F32));
+        calls.push(Call {
+            name: format!("sum_squares {name}"),
+            run: Box::new(move || drop(CubeBackend::sum_squares(of, sums))),
+        });
+        let f32 = || tensor(client, [rows, width], DType::F32);
+        let of = adamw::Step {
+            value: f32(),
+            grad: grad(),
+            first: f32(),
+            second: f32(),
+            scale: Maybe::Some(tensor(client, [1], DType::F32)),
+            options: AdamWOptions::default(),
+        };
+        calls.push(Call {
+            name: format!("adamw {name}"),
+            run: Box::new(move || drop(CubeBackend::adamw(of))),
+        });
     }
 }
 

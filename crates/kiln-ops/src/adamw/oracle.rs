@@ -1,0 +1,28 @@
+//! AdamW in float64.
+
+use super::AdamWOptions;
+use crate::oracle::Number;
+
+/// The parameter and its moments after a step, p, m and v; `scale` is one number or none.
+pub fn forward<N: Number>(
+    [value, grad, first, second]: [&[N]; 4],
+    scale: Option<N>,
+    options: AdamWOptions,
+) -> [Vec<N>; 3] {
+    let AdamWOptions { beta1, beta2, eps, .. } = options;
+    // A factor that is no f32 is rounded to one.
+    let times = |x: N, factor: f64| (x * factor).off_by(1.0);
+    let mut moved = [vec![], vec![], vec![]];
+    for i in 0..value.len() {
+        let grad = scale.map_or(grad[i], |scale| grad[i] * scale);
+        let m = times(first[i], beta1) + times(grad, 1.0 - beta1);
+        let v = times(second[i], beta2) + times(grad * grad, 1.0 - beta2);
+        // √0 has no slope.
+        let root = if v.value() == 0.0 { v } else { v * v.rsqrt() };
+        let divisor = times(root, options.root()) + eps;
+        let update = times(m, options.rate()) / divisor;
+        let p = times(value[i], options.kept()) - update;
+        moved.iter_mut().zip([p, m, v]).for_each(|(all, one)| all.push(one));
+    }
+    moved
+}

@@ -1,0 +1,172 @@
+//! adamw on every device: values against float64, views, tensors that somebody else holds, moments of zeros, errors.
+
+mod common;
+
+use burn::tensor::{DType, Device, Tensor};
+use common::*;
+use kiln_ops::adamw::oracle;
+use kiln_ops::prelude::*;
+
+/// One element, a ragged row, rows that CUDA pitches, more than one cube.
+const SHAPES: &[[usize; 2]] = &[[1, 1], [13, 7], [5, 257], [37, 768], [3, 4099]];
+
+const OPTIONS: AdamWOptions = AdamWOptions {
+    learning_rate: 0.01,
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.1,
+    step: 7,
+};
+
+/// p, g, m and v, and the same numbers as they are held; v has no number below 0, and some that are 0.
+fn given(
+    shape: [usize; 2],
+    dtype: DType,
+    seed: u64,
+    device: &Device,
+) -> ([Tensor<2>; 4], [Vec<f64>; 4]) {
+    let n = shape[0] * shape[1];
+    let made: Vec<_> = (0..4u64)
+        .map(|i| {
+            let mut of = numbers(n, 10 * seed + i, 0.1);
+            if i == 3 {
+                of.iter_mut().enumerate().for_each(|(at, v)| *v = (at % 3) as f64 * *v * *v);
+            }
+            let dtype = if i == 1 { dtype } else { DType::F32 };
+            tensor(&of, shape, dtype, device)
+        })
+        .collect();
+    let (tensors, held): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+    (tensors.try_into().unwrap(), held.try_into().unwrap())
+}
+
+fn moving([value, _, first, second]: &[Tensor<2>; 4]) -> Moving<2> {
+    Moving { value: value.clone(), first: first.clone(), second: second.clone() }
+}
+
+fn found(of: &Moving<2>) -> [Vec<f64>; 3] {
+    [values(&of.value), values(&of.first), values(&of.second)]
+}
+
+#[test]
+fn agrees_with_the_oracle() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for (seed, &shape) in SHAPES.iter().enumerate() {
+                for factor in [None, Some(0.25)] {
+                    let (tensors, held) = given(shape, dtype, seed as u64, &device);
+                    let scale = factor.map(|s| Tensor::<1>::full([1], s, &device));
+                    poison(shape[0] * shape[1], DType::F32, &device);
+                    let step =
+                        |of| found(&adamw(of, tensors[1].clone(), scale.clone(), OPTIONS).unwrap());
+                    let moved = step(moving(&tensors));
+                    let expected =
+                        oracle::forward(held.each_ref().map(|of| &of[..]), factor, OPTIONS);
+                    for ((moved, expected), name) in
+                        moved.iter().zip(&expected).zip(["p", "m", "v"])
+                    {
+                        let what = format!("{name}, {shape:?}, {factor:?}, {device:?}");
+                        assert_near(moved, expected, DType::F32, 2, &what);
+                    }
+                    // Somebody else held them: they are what they were.
+                    for (tensor, held) in tensors.iter().zip(&held) {
+                        assert_eq!(&values(tensor), held);
+                    }
+                    // Now nobody does.
+                    let [value, grad, first, second] = tensors;
+                    let of = Moving { value, first, second };
+                    let again = found(&adamw(of, grad, scale, OPTIONS).unwrap());
+                    assert_eq!(again, moved, "{shape:?}, {device:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn views_are_read_where_they_are() {
+    for device in devices() {
+        let (wide, held) = given([6, 300], DType::F32, 3, &device);
+        let tensors = wide.map(|of| of.narrow(1, 4, 128));
+        let cut = |of: &Vec<f64>| -> Vec<f64> {
+            of.chunks(300).flat_map(|row| row[4..132].to_vec()).collect()
+        };
+        let held = held.each_ref().map(cut);
+        let moved = found(&adamw(moving(&tensors), tensors[1].clone(), None, OPTIONS).unwrap());
+        let expected = oracle::forward(held.each_ref().map(|of| &of[..]), None, OPTIONS);
+        for (moved, expected) in moved.iter().zip(&expected) {
+            assert_near(moved, expected, DType::F32, 2, &format!("{device:?}"));
+        }
+        let turned = tensors.map(|of| of.transpose());
+        let moved = adamw(moving(&turned), turned[1].clone(), None, OPTIONS).unwrap();
+        let back = values(&moved.value.transpose());
+        assert_near(&back, &expected[0], DType::F32, 2, &format!("{device:?}"));
+    }
+}
+
+/// Two steps one after the other are those of one that goes on: the moments are handed over.
+#[test]
+fn many_steps_follow_the_oracle() {
+    for device in devices() {
+        let (tensors, held) = given([9, 33], DType::F32, 5, &device);
+        let zeros = || Tensor::<2>::zeros([9, 33], &device);
+        let [value, grad, ..] = tensors;
+        let mut of = Moving { value, first: zeros(), second: zeros() };
+        let nothing = || vec![0.0; 9 * 33];
+        let mut expected = [held[0].clone(), nothing(), nothing()];
+        for step in 1..20 {
+            let options = AdamWOptions { step, ..OPTIONS };
+            of = adamw(of, grad.clone(), None, options).unwrap();
+            let [p, m, v] = &expected;
+            expected = oracle::forward([p, &held[1], m, v], None, options);
+        }
+        for (moved, expected) in found(&of).iter().zip(&expected) {
+            assert_near(moved, expected, DType::F32, 20, &format!("{device:?}"));
+        }
+    }
+}
+
+#[test]
+fn no_gradient_flows() {
+    for device in devices() {
+        let (tensors, _) = given([4, 5], DType::F32, 2, &device);
+        let expected = adamw(moving(&tensors), tensors[1].clone(), None, OPTIONS).unwrap();
+        let grad = tensors[1].clone().autodiff().require_grad();
+        let of = Moving { value: tensors[0].clone().autodiff(), ..moving(&tensors) };
+        let moved = adamw(of, grad.clone(), None, OPTIONS).unwrap().value;
+        let ones = moved.ones_like();
+        let grads = pull(moved * grad.clone(), &ones).backward();
+        assert_eq!(values(&grad.grad(&grads).unwrap()), values(&expected.value));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let device = devices().remove(0);
+    let (tensors, _) = given([2, 3], DType::F32, 1, &device);
+    let error = |of: Moving<2>, grad: Tensor<2>, scale, options| {
+        adamw(of, grad, scale, options).unwrap_err().to_string()
+    };
+    let grad = || tensors[1].clone();
+    let first = Moving { first: grad().narrow(0, 0, 1), ..moving(&tensors) };
+    let wide = Moving { second: grad().cast(DType::F64), ..moving(&tensors) };
+    let long = Some(Tensor::<1>::ones([2], &device));
+    let beta1 = AdamWOptions { beta1: 1.0, ..OPTIONS };
+    let step = AdamWOptions { step: 0, ..OPTIONS };
+    for (found, expected) in [
+        (error(first, grad(), None, OPTIONS), "adamw: `first` has shape [1, 3], expected [2, 3]"),
+        (error(wide, grad(), None, OPTIONS), "adamw: `second` is F64, expected F32"),
+        (
+            error(moving(&tensors), grad(), long, OPTIONS),
+            "adamw: `scale` has shape [2], expected [1]",
+        ),
+        (
+            error(moving(&tensors), grad(), None, beta1),
+            "adamw: beta1 = 1, expected at least 0 and below 1",
+        ),
+        (error(moving(&tensors), grad(), None, step), "adamw: step = 0, expected at least 1"),
+    ] {
+        assert_eq!(found, expected);
+    }
+}
