@@ -44,7 +44,7 @@ pub const CHUNK: usize = 2048;
 /// }
 /// assert_eq!(sums.sum().into_scalar::<f32>(), 12.0 * 4.0 + 5.0);
 /// # }
-/// # Ok::<(), OpError>(())
+/// # Ok::<(), kiln_ops::OpError>(())
 /// ```
 ///
 /// # Errors
