@@ -69,7 +69,8 @@ pub fn clip_global_norm<M: Module>(
     impl ModuleVisitor for Scale {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(grad) = self.grads.remove::<D>(param.id) {
-                self.grads.register(param.id, grad * self.factor.clone().unsqueeze());
+                let factor = self.factor.clone().cast(grad.dtype());
+                self.grads.register(param.id, grad * factor.unsqueeze());
             }
         }
     }

@@ -73,7 +73,10 @@ impl MuonConfig {
         let mut updates = Vec::with_capacity(batch.len());
         for Member { value, grad, mut state } in batch {
             let grad = match &pace.scale {
-                Some(scale) => grad * scale.clone().unsqueeze(),
+                Some(scale) => {
+                    let scale = scale.clone().cast(grad.dtype());
+                    grad * scale.unsqueeze()
+                }
                 None => grad,
             };
             let new = grad.mul_scalar(1.0 - self.momentum);

@@ -10,7 +10,7 @@ use crate::rule::{Member, Pace};
 use crate::state::{Load, Save, State, StateError};
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, ParamMapper};
 use burn::optim::GradientsParams;
-use burn::tensor::{Shape, Tensor, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 
@@ -63,6 +63,7 @@ impl Optimizer {
         learning_rate: f64,
         scale: Option<Tensor<1>>,
     ) -> M {
+        let scale = scale.map(|scale| scale.inner().cast(DType::F32));
         self.steps += 1;
         let names = Names::new(self.naming);
         let mut gather = Gather {

@@ -3,7 +3,7 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_optim::prelude::*;
 use std::collections::BTreeMap;
 
@@ -174,7 +174,8 @@ fn the_norm_is_global_and_clipping_keeps_the_direction() {
 #[test]
 fn a_step_that_scales_is_one_with_clipped_gradients() {
     let device = Device::flex().autodiff();
-    for config in [Rule::from(AdamWConfig::new()), Rule::from(MuonConfig::new())] {
+    // With such an eps a first step is not the same whatever the size of the gradient.
+    for config in [Rule::from(AdamWConfig::new().with_eps(1.0)), Rule::from(MuonConfig::new())] {
         let optimizer = || Optimizer::new(config.clone());
         let start = layer(&device);
         let grads = || gradients(&start, 0, &device);
@@ -184,6 +185,24 @@ fn a_step_that_scales_is_one_with_clipped_gradients() {
         let (clipped, _) = clip_global_norm(&start, grads(), 0.5);
         assert_eq!(values(&scaled), values(&optimizer().step(start.clone(), clipped, 0.1)));
     }
+}
+
+/// A model of f64: the norm is f32, the gradients stay what they are.
+#[test]
+fn gradients_of_64_bits_are_clipped() {
+    let device = Device::flex().autodiff();
+    let x = Tensor::<2>::ones([2, 5], &device).cast(DType::F64);
+    let mut layer = layer(&device);
+    layer.weight = layer.weight.map(|w| w.cast(DType::F64).detach().require_grad());
+    layer.bias = None;
+    let loss = x.matmul(layer.weight.val()).sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &layer);
+    let (grads, norm) = clip_global_norm(&layer, grads, 0.5);
+    assert!((norm.into_scalar::<f32>() - 60f32.sqrt()).abs() < 1e-5);
+    let clipped = grads.get::<2>(layer.weight.id).unwrap();
+    assert_eq!(clipped.dtype(), DType::F64);
+    let first = clipped.into_data().iter::<f64>().next().unwrap();
+    assert!((first - 2.0 * 0.5 / 60f64.sqrt()).abs() < 1e-6, "{first}");
 }
 
 #[test]

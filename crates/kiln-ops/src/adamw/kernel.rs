@@ -105,7 +105,13 @@ pub(super) fn adamw(of: Step<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTenso
     let units = UNITS.min(client.properties().hardware.max_units_per_cube);
     let plan = Plan { units, strided, scaled: scale.is_some() };
     let scale = scale.unwrap_or_else(|| launch::unused(&value.tensor, value.tensor.dtype));
-    let address = launch::address_type(&[&value.tensor, &grad.tensor, &first.tensor]);
+    let address = launch::address_type(&[
+        &value.tensor,
+        &grad.tensor,
+        &first.tensor,
+        &second.tensor,
+        &new[0],
+    ]);
     launch::plans::note("adamw", &(&plan, size, address), &[("in place", reused > 0)]);
     let vectors = elements / size;
     let numbers = NumbersLaunch::new(
