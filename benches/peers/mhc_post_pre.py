@@ -37,7 +37,7 @@ def of(case):
             y = liger_mhc_post_res(x, f, h_post, h_res)
             return y, *read(y, *weights)
 
-        # Of a tensor's type and of what follows it `prepare` makes the weights.
+        # `prepare` makes the weights as Liger wants them beside streams of the type of x.
         found["liger"] = peers.Peer(
             run, prepare=lambda x, f, h_post, h_res, *weights: (x, f, h_post, h_res, *prepare(x, *weights)[1:])
         )

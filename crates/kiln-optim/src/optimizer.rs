@@ -54,7 +54,7 @@ impl Optimizer {
         self.step_scaled(module, grads, learning_rate, None)
     }
 
-    /// The same with all gradients multiplied by `scale`, `[1]`, such as a [`clip_scale`](crate::clip_scale): no pass
+    /// The same with all gradients multiplied by `scale`, `[1]`, on their device, such as a [`clip_scale`](crate::clip_scale): no pass
     /// over the gradients of its own.
     pub fn step_scaled<M: Module>(
         &mut self,

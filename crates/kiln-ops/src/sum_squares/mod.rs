@@ -27,7 +27,7 @@ pub const CHUNK: usize = 2048;
 /// `sums`, with the squares of the elements of `x` added.
 ///
 /// * `x`: any shape of rank 1 or more, f32, bf16 or f16, any strides; elements may be none.
-/// * `sums`: `[L]`, f32, L at least 1; 1024 keep a large GPU busy.
+/// * `sums`: `[L]`, f32, L at least 1: as many cubes work at a time, if there are as many chunks.
 ///
 /// Returns `[L]`, on CUDA in the memory of `sums` if nobody else holds it. Two runs agree bit for bit.
 ///

@@ -17,8 +17,8 @@ pub(super) const UNITS: usize = MULTIPLY + 32 * OWNERS;
 /// Of 168 registers of a unit that multiplies those that hold φ, and of one that weights those that hold x.
 const REGISTERS: usize = 120;
 const HELD: usize = 96;
-/// Boxes of each stream of a cube that mixes, if its cluster has all columns: of more, not all that a unit has at a time
-/// fits into registers.
+/// Boxes of each stream of a cube that mixes, if its cluster has all columns: with four boxes of four streams not all that
+/// a unit has at a time fits into registers.
 const MIXED: usize = 2;
 /// Bytes of x that are taken together.
 const BYTES: usize = 48 << 10;
