@@ -43,7 +43,7 @@ pub fn describe(spec: &Spec) -> String {
             Holds::Float => "",
             Holds::F32 => " F32",
             Holds::OptionalF32 => " F32, optional",
-            Holds::Classes(_) => " I64 or I32",
+            Holds::Classes(_) | Holds::Rows(_) => " I64 or I32",
             Holds::Ends(_) => " I64 or I32, optional",
         };
         lines.push(format!("  input      {} {}{holds}", input.name, shape(input.shape)));
@@ -83,11 +83,14 @@ pub fn run(request: &Request) -> Result<(), String> {
                 spec.name, input.name
             ));
         }
-        if let Holds::Classes(dim) = input.holds {
+        if let Holds::Classes(dim) | Holds::Rows(dim) = input.holds {
             let view = tensors.tensor(input.name).map_err(file)?;
-            let ignored = attributes.integer("ignore_index");
+            let ignores = matches!(input.holds, Holds::Classes(_));
+            let ignored = ignores.then(|| attributes.integer("ignore_index"));
             tensor.values = classes(spec, input.name, &view, dims[dim][0], ignored)?;
-            attributes.set_integer("ignore_index", IGNORED);
+            if ignores {
+                attributes.set_integer("ignore_index", IGNORED);
+            }
         }
     }
     let cotangents = cotangents(spec, &tensors, &dims, dtype)?;
@@ -215,10 +218,10 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
         let wrong =
             |expected: &str| format!("{}: `{name}` is {found:?}, expected {expected}", spec.name);
         match input.holds {
-            Holds::Classes(_) | Holds::Ends(_) if !matches!(found, Dtype::I64 | Dtype::I32) => {
+            of if of.integers() && !matches!(found, Dtype::I64 | Dtype::I32) => {
                 return Err(wrong("I64 or I32"));
             }
-            Holds::Classes(_) | Holds::Ends(_) => {}
+            Holds::Classes(_) | Holds::Rows(_) | Holds::Ends(_) => {}
             of if of.is_f32() && found != Dtype::F32 => return Err(wrong("F32")),
             Holds::F32 | Holds::OptionalF32 => {}
             Holds::Float => {
@@ -287,7 +290,7 @@ fn classes(
     name: &str,
     view: &TensorView<'_>,
     classes: usize,
-    ignored: i64,
+    ignored: Option<i64>,
 ) -> Result<Vec<f64>, String> {
     let bytes = view.data();
     let found: Vec<i64> = match view.dtype() {
@@ -295,16 +298,17 @@ fn classes(
         _ => bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
     };
     let class = |(at, found): (usize, i64)| {
-        if found == ignored {
+        if Some(found) == ignored {
             return Ok(IGNORED as f64);
         }
         if (0..classes as i64).contains(&found) {
             return Ok(found as f64);
         }
+        let or = ignored.map(|ignored| format!(" or {ignored} (ignored)")).unwrap_or_default();
+        let last = classes - 1;
         Err(format!(
-            "{}: `{name}` is {found} at position {at}, expected 0 to {} or {ignored} (ignored)",
-            spec.name,
-            classes - 1
+            "{}: `{name}` is {found} at position {at}, expected 0 to {last}{or}",
+            spec.name
         ))
     };
     found.into_iter().enumerate().map(class).collect()

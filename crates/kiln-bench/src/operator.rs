@@ -19,6 +19,8 @@ pub enum Holds {
     OptionalF32,
     /// Class indices below this dimension, or the attribute `ignore_index`.
     Classes(&'static str),
+    /// Numbers of rows, below this dimension.
+    Rows(&'static str),
     /// 0, then where parts of this dimension end, the last with it. May be missing: a call without has no
     /// elements of it.
     Ends(&'static str),
@@ -27,7 +29,7 @@ pub enum Holds {
 impl Holds {
     /// Whether it holds integers, which have no gradient.
     pub fn integers(self) -> bool {
-        matches!(self, Self::Classes(_) | Self::Ends(_))
+        matches!(self, Self::Classes(_) | Self::Rows(_) | Self::Ends(_))
     }
 
     /// Whether it is f32 whatever the element type of the operation.

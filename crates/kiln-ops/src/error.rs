@@ -79,4 +79,16 @@ pub enum OpError {
         /// The value that is ignored.
         ignore_index: i64,
     },
+    /// A token is no row of a table.
+    #[error("{op}: token {found} at position {position}, expected 0 to {last}")]
+    Token {
+        /// Operator.
+        op: &'static str,
+        /// The token.
+        found: i64,
+        /// Where it stands.
+        position: usize,
+        /// Last row.
+        last: usize,
+    },
 }

@@ -47,6 +47,7 @@ pub mod add_rms_norm;
 pub mod attention;
 pub mod bk;
 pub mod cross_entropy;
+pub mod embedding;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod mhc_post;
@@ -73,6 +74,7 @@ pub mod prelude {
     };
     pub use crate::bk::{BkMode, BkOptions, bk};
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
+    pub use crate::embedding::{EmbeddingOptions, embedding};
     pub use crate::linear_cross_entropy::linear_cross_entropy;
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;

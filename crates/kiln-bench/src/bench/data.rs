@@ -83,7 +83,7 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
     let inputs = spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| {
         let scale = input.scale(shape);
         let holds = match input.holds {
-            Holds::Classes(dim) => Numbers::Classes(dims[dim][0]),
+            Holds::Classes(dim) | Holds::Rows(dim) => Numbers::Classes(dims[dim][0]),
             Holds::Ends(dim) => Numbers::Ends(dims[dim][0]),
             _ => Numbers::Normal { mean: input.mean * scale, deviation: scale },
         };

@@ -62,6 +62,14 @@ impl Data {
                     };
                     HostTensor::new(shape.as_slice(), (0..n).map(class).map(|c| c as f64).collect())
                 }
+                Holds::Rows(dim) => {
+                    let (n, rows) = (shape.iter().product(), dims[dim][0]);
+                    // One of them is named more often than others.
+                    let often = rng.random_range(0..rows.max(1));
+                    let row =
+                        |_| if rng.random_bool(0.3) { often } else { rng.random_range(0..rows) };
+                    HostTensor::new(shape.as_slice(), (0..n).map(row).map(|r| r as f64).collect())
+                }
                 Holds::Ends(dim) => {
                     let (n, last) = (shape.iter().product::<usize>(), dims[dim][0]);
                     let mut ends: Vec<usize> =
@@ -233,7 +241,7 @@ fn upload(
     let one = |(input, host): (&InputSpec, &HostTensor)| match input.holds {
         Holds::Float => Input::float(host, dtype, layout, gradient, device),
         Holds::F32 | Holds::OptionalF32 => Input::float(host, DType::F32, layout, gradient, device),
-        Holds::Classes(_) | Holds::Ends(_) => Input::int(host, gradient, device),
+        Holds::Classes(_) | Holds::Rows(_) | Holds::Ends(_) => Input::int(host, gradient, device),
     };
     inputs.map(one).collect()
 }

@@ -5,6 +5,7 @@ mod add_rms_norm;
 mod attention;
 mod bk;
 mod cross_entropy;
+mod embedding;
 mod gram;
 mod linear_cross_entropy;
 mod matmul;
@@ -33,6 +34,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &mhc_pre::Row,
     &mhc_post::Row,
     &mhc_post_pre::Row,
+    &embedding::Row,
     &cross_entropy::Row,
     &linear_cross_entropy::Row,
     &matmul::NN,

@@ -16,6 +16,7 @@
 mod attention;
 mod blocks;
 mod classes;
+mod embedding;
 mod hyper;
 mod mlp;
 mod norms;
@@ -29,6 +30,7 @@ mod whole;
 
 pub(crate) use attention::check as attention;
 pub(crate) use classes::{cross_entropy, linear_cross_entropy};
+pub(crate) use embedding::check as embedding;
 pub(crate) use hyper::{check as mhc_pre, check_after as mhc_post_pre};
 pub(crate) use mlp::check as swiglu_mlp;
 pub(crate) use norms::of_weight;

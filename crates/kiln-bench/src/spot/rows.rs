@@ -2,7 +2,7 @@
 
 use super::{ROWS, Spot};
 use crate::host::{BoundedTensor, HostTensor};
-use crate::operator::{Holds, HostCall, Operator};
+use crate::operator::{HostCall, Operator};
 
 /// Compares some rows of the results with the oracle's of these rows alone. An input that begins with the
 /// dimension of the first one is cut, others are taken whole; results that `others` names the caller checks.
@@ -28,11 +28,11 @@ pub(crate) fn check<O: Operator + ?Sized>(
     for (i, input) in spec.inputs.iter().enumerate() {
         let shape = spot.call.inputs[i].shape();
         inputs.push(match (input.holds, by_rows(input.shape)) {
-            (Holds::Classes(_) | Holds::Ends(_), true) => {
+            (of, true) if of.integers() => {
                 let all = spot.integers(i)?;
                 cut(rows.iter().map(|row| all[*row] as f64).collect())
             }
-            (Holds::Classes(_) | Holds::Ends(_), false) => {
+            (of, false) if of.integers() => {
                 let all = spot.integers(i)?.into_iter().map(|class| class as f64).collect();
                 HostTensor::new(shape, all).bounded(spot.rounding)
             }

@@ -27,6 +27,7 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_nn::prelude::*;
 use kiln_ops::device;
+use kiln_ops::embedding::{EmbeddingOptions, embedding};
 use kiln_optim::Names;
 use residual::Stream;
 use std::collections::BTreeMap;
@@ -215,7 +216,10 @@ impl Transformer {
     /// What goes into the output projection: `[B·T, width]`.
     fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut [MixerCache]>) -> Tensor<2> {
         let [batch, length] = tokens.dims();
-        let x = self.embedding.forward(tokens).cast(self.dtype);
+        // Tokens are those of the tokenizer, whose vocabulary the table has.
+        let options = EmbeddingOptions { dtype: Some(self.dtype), check_tokens: false };
+        let x = embedding(self.embedding.weight.val(), tokens, options)
+            .unwrap_or_else(|error| panic!("{error}"));
         let head = self.stream_head.as_ref();
         let mut stream = Stream::new(self.dropout.forward(x), head);
         for (i, block) in self.blocks.iter().enumerate() {

@@ -16,6 +16,7 @@ use kiln_ops::cross_entropy::CrossEntropyOptions;
 use kiln_ops::cross_entropy::backend::{
     self as cross_entropy, CrossEntropyGradOps, CrossEntropyOps,
 };
+use kiln_ops::embedding::backend::{self as embedding, EmbeddingGradOps, EmbeddingOps};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
 use kiln_ops::reduce::{Combine, Sums};
@@ -74,6 +75,7 @@ pub fn all(client: &Client) -> Vec<Call> {
     resolvents(client, &mut calls);
     for (dtype, name) in DTYPES {
         steps(client, dtype, name, &mut calls);
+        tables(client, dtype, name, &mut calls);
     }
     calls
 }
@@ -277,6 +279,26 @@ fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         calls.push(Call {
             name: format!("adamw {name}"),
             run: Box::new(move || drop(CubeBackend::adamw(of))),
+        });
+    }
+}
+
+/// A table that f32 rows are taken of, with its gradient from rows of the element type; one part and several.
+fn tables(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for ([rows, width], ints) in [([50_304, 768], DType::I32), ([1000, 4099], DType::I64)] {
+        let name = format!("{name} {rows}x{width}");
+        let (weight, tokens) =
+            (tensor(client, [rows, width], DType::F32), tensor(client, [32_768], ints));
+        let named = tokens.clone();
+        calls.push(Call {
+            name: format!("embedding {name}"),
+            run: Box::new(move || drop(CubeBackend::kiln_embedding(weight, named, dtype))),
+        });
+        let (op, dy) = ("embedding", tensor(client, [32_768, width], dtype));
+        let of = embedding::Backward { op, dy, tokens, rows, dtype: DType::F32 };
+        calls.push(Call {
+            name: format!("embedding.grad {name}"),
+            run: Box::new(move || drop(CubeBackend::kiln_embedding_backward(of))),
         });
     }
 }

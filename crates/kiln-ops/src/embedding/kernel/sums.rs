@@ -1,0 +1,398 @@
+//! The sums of rows.
+//!
+//! In one launch each group of units adds up the numbers of one row of the table, if at most [`PIECE`] tokens name it, and
+//! the cubes before them add up pieces of the order of that length: of longer rows, those that begin before a piece and
+//! those that begin in it, of which there is at most one. A second launch adds up the pieces of each of these.
+
+use super::order::Order;
+use super::{named, vector_size};
+use crate::launch::{self, Rows};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Positions of a piece, and of a row that is not cut.
+const PIECE: usize = 32;
+/// Units beside each other in a row.
+const LANES: u32 = 64;
+/// Groups of a cube.
+const GROUPS: u32 = 4;
+/// Most vectors of a unit.
+const VECTORS: usize = 4;
+/// Rows that are under way together.
+const BATCH: usize = 4;
+
+/// What is fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    /// Units of a group.
+    lanes: u32,
+    groups: u32,
+    /// Vectors of a unit.
+    vectors: usize,
+    /// Elements of a vector.
+    size: usize,
+}
+
+impl Plan {
+    fn new(client: &Client, width: usize, size: usize) -> Self {
+        let most = client.properties().hardware.max_units_per_cube;
+        let all = width / size;
+        let lanes = (all.next_power_of_two() as u32).clamp(8, LANES).min(most);
+        let parts = all.div_ceil(lanes as usize * VECTORS);
+        let vectors = all.div_ceil(lanes as usize * parts);
+        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size }
+    }
+
+    /// Vectors of a group.
+    fn span(&self) -> usize {
+        self.lanes as usize * self.vectors
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.lanes, self.groups)
+    }
+}
+
+/// Sizes, in vectors and rows.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Sizes {
+    width: usize,
+    /// Parts of a row, one for a group.
+    parts: usize,
+    /// From a row of dy to the next.
+    stride: usize,
+    /// Rows of the table.
+    rows: usize,
+    /// Cubes of pieces, before those of rows: a piece for each part.
+    pieces: usize,
+}
+
+/// Positions whose rows of dy are added up.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Range {
+    from: usize,
+    to: usize,
+}
+
+/// Adds rows `range` of what `order` names, of all if there is none, to `sum`.
+#[cube]
+fn add_rows<E: Float, N: Size>(
+    sum: &mut Array<Vector<f32, N>>,
+    values: &[Vector<E, N>],
+    order: &[u32],
+    range: Range,
+    step: usize,
+    stride: usize,
+    first: usize,
+    width: usize,
+    #[comptime] ordered: bool,
+    #[comptime] plan: Plan,
+) {
+    let count = comptime!(plan.vectors);
+    for i in range_stepped(range.from, range.to, step * BATCH) {
+        let mut held = Array::<Vector<E, N>>::new(comptime!(BATCH * count));
+        #[unroll]
+        for k in 0..BATCH {
+            // What is past the end loads the first again.
+            let at = select(i + k * step < range.to, i + k * step, i);
+            let mut row = at;
+            if comptime!(ordered) {
+                row = order[at] as usize;
+            }
+            #[unroll]
+            for c in 0..count {
+                let column = min(first + comptime!(c * plan.lanes as usize), width - 1);
+                held[comptime!(k * count + c)] = values[row * stride + column];
+            }
+        }
+        #[unroll]
+        for k in 0..BATCH {
+            if i + k * step < range.to {
+                #[unroll]
+                for c in 0..count {
+                    sum[c] += Vector::<f32, N>::cast_from(held[comptime!(k * count + c)]);
+                }
+            }
+        }
+    }
+}
+
+#[cube]
+fn zeros<N: Size>(#[comptime] count: usize) -> Array<Vector<f32, N>> {
+    let mut zeros = Array::<Vector<f32, N>>::new(count);
+    #[unroll]
+    for c in 0..count {
+        zeros[c] = Vector::new(0.0f32);
+    }
+    zeros
+}
+
+/// The sums of a cube's groups, in their order, one vector of a unit after the other; the first group has them.
+#[cube]
+fn add_groups<N: Size>(
+    sum: &mut Array<Vector<f32, N>>,
+    shared: &mut Shared<[Vector<f32, N>]>,
+    #[comptime] plan: Plan,
+) {
+    let unit = UNIT_POS_X as usize;
+    let lanes = comptime!(plan.lanes as usize);
+    #[unroll]
+    for c in 0..comptime!(plan.vectors) {
+        sync_cube();
+        shared[UNIT_POS_Y as usize * lanes + unit] = sum[c];
+        sync_cube();
+        if UNIT_POS_Y == 0 {
+            let mut all = sum[c];
+            #[unroll]
+            for group in 1..comptime!(plan.groups as usize) {
+                all += shared[group * lanes + unit];
+            }
+            sum[c] = all;
+        }
+    }
+}
+
+#[cube]
+fn write_row<F: Float, N: Size>(
+    to: &mut [Vector<F, N>],
+    row: usize,
+    sum: &Array<Vector<f32, N>>,
+    first: usize,
+    width: usize,
+    #[comptime] plan: Plan,
+) {
+    #[unroll]
+    for c in 0..comptime!(plan.vectors) {
+        let column = first + comptime!(c * plan.lanes as usize);
+        if column < width {
+            to[row * width + column] = Vector::cast_from(sum[c]);
+        }
+    }
+}
+
+/// The row that stands at a place of the order.
+#[cube]
+fn row_at<I: Int>(tokens: &[I], order: &[u32], at: usize, rows: usize) -> usize {
+    named::<I>(tokens[order[at] as usize], rows).row
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
+    dy: &[Vector<E, N>],
+    tokens: &[I],
+    order: &[u32],
+    starts: &[u32],
+    sums: &mut [Vector<F, N>],
+    partials: &mut [Vector<f32, N>],
+    sizes: &Sizes,
+    #[comptime] plan: Plan,
+    #[define(E, F, I)] _dtypes: [ElemType; 3],
+) {
+    let mut shared =
+        Shared::<[Vector<f32, N>]>::new_slice(comptime!((plan.lanes * plan.groups) as usize));
+    let groups = comptime!(plan.groups as usize);
+    let group = UNIT_POS_Y as usize;
+    if CUBE_POS < sizes.pieces {
+        let piece = CUBE_POS / sizes.parts;
+        let part = CUBE_POS - piece * sizes.parts;
+        let first = part * comptime!(plan.span()) + UNIT_POS_X as usize;
+        let all = starts[sizes.rows] as usize;
+        let from = piece * PIECE;
+        let to = min(from + PIECE, all);
+        if from < to {
+            let ends = Range {
+                from: row_at::<I>(tokens, order, from, sizes.rows),
+                to: row_at::<I>(tokens, order, to - 1, sizes.rows),
+            };
+            #[unroll]
+            for end in 0..2usize {
+                let mut row = ends.from;
+                if comptime!(end == 1) {
+                    row = ends.to;
+                }
+                let of = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
+                let twice = ends.from == ends.to && end == 1;
+                if of.to - of.from > PIECE && !twice {
+                    let own = Range { from: max(of.from, from) + group, to: min(of.to, to) };
+                    let mut sum = zeros::<N>(comptime!(plan.vectors));
+                    add_rows::<E, N>(
+                        &mut sum,
+                        dy,
+                        order,
+                        own,
+                        groups,
+                        sizes.stride,
+                        first,
+                        sizes.width,
+                        true,
+                        plan,
+                    );
+                    add_groups::<N>(&mut sum, &mut shared, plan);
+                    if group == 0 {
+                        let slot = 2 * piece + end;
+                        write_row::<f32, N>(partials, slot, &sum, first, sizes.width, plan);
+                    }
+                }
+            }
+        }
+    } else {
+        let at = (CUBE_POS - sizes.pieces) * groups + group;
+        let row = at / sizes.parts;
+        let first = (at - row * sizes.parts) * comptime!(plan.span()) + UNIT_POS_X as usize;
+        if row < sizes.rows {
+            let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
+            if own.to - own.from <= PIECE {
+                let mut sum = zeros::<N>(comptime!(plan.vectors));
+                add_rows::<E, N>(
+                    &mut sum,
+                    dy,
+                    order,
+                    own,
+                    1usize,
+                    sizes.stride,
+                    first,
+                    sizes.width,
+                    true,
+                    plan,
+                );
+                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
+            }
+        }
+    }
+}
+
+/// The rows that are cut: each is added up by the cubes of the piece that it begins in.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn long_rows_kernel<F: Float, I: Int, N: Size>(
+    tokens: &[I],
+    order: &[u32],
+    starts: &[u32],
+    partials: &[Vector<f32, N>],
+    sums: &mut [Vector<F, N>],
+    sizes: &Sizes,
+    #[comptime] plan: Plan,
+    #[define(F, I)] _dtypes: [ElemType; 2],
+) {
+    let mut shared =
+        Shared::<[Vector<f32, N>]>::new_slice(comptime!((plan.lanes * plan.groups) as usize));
+    let piece = CUBE_POS / sizes.parts;
+    let part = CUBE_POS - piece * sizes.parts;
+    let first = part * comptime!(plan.span()) + UNIT_POS_X as usize;
+    let from = piece * PIECE;
+    let to = min(from + PIECE, starts[sizes.rows] as usize);
+    if from < to {
+        // One that begins here ends behind this piece.
+        let row = row_at::<I>(tokens, order, to - 1, sizes.rows);
+        let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
+        if own.from >= from && own.to - own.from > PIECE {
+            let group = UNIT_POS_Y as usize;
+            let mut sum = zeros::<N>(comptime!(plan.vectors));
+            if group == 0 {
+                // Whether the piece's first row or its last.
+                let slot = 2 * piece + select(own.from == from, 0usize, 1usize);
+                let only = Range { from: slot, to: slot + 1 };
+                add_rows::<f32, N>(
+                    &mut sum,
+                    partials,
+                    order,
+                    only,
+                    1usize,
+                    sizes.width,
+                    first,
+                    sizes.width,
+                    false,
+                    plan,
+                );
+            }
+            let last = (own.to - 1) / PIECE;
+            let others = Range { from: piece + 1 + group, to: last + 1 };
+            add_rows::<f32, N>(
+                &mut sum,
+                partials,
+                order,
+                others,
+                comptime!(plan.groups as usize),
+                2 * sizes.width,
+                first,
+                sizes.width,
+                false,
+                plan,
+            );
+            add_groups::<N>(&mut sum, &mut shared, plan);
+            if group == 0 {
+                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
+            }
+        }
+    }
+}
+
+/// dweight of `rows` rows in `dtype`.
+pub(super) fn sums(
+    op: &'static str,
+    dy: Rows,
+    tokens: &CubeTensor,
+    order: &Order,
+    rows: usize,
+    dtype: DType,
+) -> CubeTensor {
+    let client = &dy.tensor.client;
+    let dtypes = [dy.tensor.dtype, dtype, tokens.dtype].map(dtype_to_elem_type);
+    let size = vector_size(client, [dy.tensor.dtype, DType::F32], &dy);
+    let plan = Plan::new(client, dy.width, size);
+    let (count, width) = (dy.rows, dy.width / size);
+    let parts = width.div_ceil(plan.span());
+    let pieces = count.div_ceil(PIECE);
+    let sums = launch::output(&dy.tensor, op, "grad.weight", Shape::new([rows, dy.width]), dtype);
+    // Only those of rows that are cut are written, and read.
+    let slots = if count > PIECE { 2 * pieces } else { 1 };
+    let partials = launch::unread(&dy.tensor, Shape::new([slots, dy.width]), DType::F32);
+    let cut = count > PIECE;
+    let address = launch::address_type(&[&dy.tensor, tokens, &order.starts, &sums, &partials]);
+    let of_pieces = if cut { pieces * parts } else { 0 };
+    let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, of_pieces);
+    let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+    let cubes = (rows * parts).div_ceil(plan.groups as usize);
+    let ways = [("pieces", cut), ("several parts", parts > 1)];
+    launch::plans::note("sums of rows", &(&plan, address), &ways);
+    // SAFETY: columns, rows and pieces are checked against their numbers; positions are those of rows of dy.
+    unsafe {
+        sums_kernel::launch_unchecked(
+            client,
+            launch::grid(client, of_pieces + cubes),
+            plan.cube_dim(),
+            address,
+            size,
+            argument(&dy.tensor),
+            argument(tokens),
+            argument(&order.positions),
+            argument(&order.starts),
+            argument(&sums),
+            argument(&partials),
+            sizes(),
+            plan,
+            dtypes,
+        );
+        if cut {
+            long_rows_kernel::launch_unchecked(
+                client,
+                launch::grid(client, of_pieces),
+                plan.cube_dim(),
+                address,
+                size,
+                argument(tokens),
+                argument(&order.positions),
+                argument(&order.starts),
+                argument(&partials),
+                argument(&sums),
+                sizes(),
+                plan,
+                [dtypes[1], dtypes[2]],
+            );
+        }
+    }
+    sums
+}

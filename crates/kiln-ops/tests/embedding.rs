@@ -1,0 +1,185 @@
+//! embedding on every device: values and gradients against float64, element types, views, tokens that many or none
+//! name, tokens that are no row, errors.
+
+mod common;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use common::*;
+use kiln_ops::OpError;
+use kiln_ops::embedding::oracle;
+use kiln_ops::prelude::*;
+
+fn ints(tokens: &[i64], shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(tokens.to_vec(), shape), device)
+}
+
+/// Tokens of which some name one row, and those of a few rows at the end none at all.
+fn tokens(count: usize, rows: usize, seed: u64) -> Vec<i64> {
+    let named = (rows - rows / 4).max(1);
+    let token = |x: f64| {
+        let at = (x.abs() * 1e4) as usize;
+        if at % 3 == 0 { named / 2 } else { at % named }
+    };
+    numbers(count, seed, 0.0).into_iter().map(|x| token(x) as i64).collect()
+}
+
+const AS_IT_IS: EmbeddingOptions = EmbeddingOptions { dtype: None, check_tokens: true };
+
+/// y and dweight of a table whose rows stand as in memory.
+fn both(
+    weight: &Tensor<2>,
+    tokens: &Tensor<2, Int>,
+    dy: &Tensor<3>,
+    dtype: DType,
+) -> [Vec<f64>; 2] {
+    let weight = weight.clone().autodiff().require_grad();
+    let options = EmbeddingOptions { dtype: Some(dtype), ..AS_IT_IS };
+    let y = embedding(weight.clone(), tokens.clone(), options).unwrap();
+    assert_eq!(y.dtype(), dtype);
+    let found = values(&y);
+    let grads = pull(y, &dy.clone().autodiff()).backward();
+    let gradient = weight.grad(&grads).unwrap();
+    assert_eq!(gradient.dtype(), weight.dtype());
+    [found, values(&gradient)]
+}
+
+#[test]
+fn agrees_with_the_oracle() {
+    // One of everything; ragged rows; rows in pieces, and in parts; several cubes of rows; several batches of tokens.
+    let shapes = [
+        ([1, 1], [1, 1]),
+        ([5, 13], [2, 3]),
+        ([3, 80], [7, 60]),
+        ([40, 1009], [1, 100]),
+        ([700, 33], [3, 50]),
+        ([300, 8], [2, 5000]),
+    ];
+    for device in devices() {
+        for of_weight in dtypes(&device) {
+            for of_y in dtypes(&device) {
+                for (seed, ([rows, width], [batch, length])) in shapes.into_iter().enumerate() {
+                    let what = format!("{rows}×{width}, {batch}×{length}, {of_y:?}, {device:?}");
+                    let (seed, count) = (seed as u64, batch * length);
+                    let given = numbers(rows * width, seed, 0.1);
+                    let (weight, held) = tensor(&given, [rows, width], of_weight, &device);
+                    let given = numbers(count * width, seed + 50, 0.1);
+                    let (dy, held_dy) = tensor(&given, [batch, length, width], of_y, &device);
+                    let tokens = tokens(count, rows, seed + 90);
+                    let named = ints(&tokens, [batch, length], &device);
+                    poison(rows * width, of_weight, &device);
+                    let [y, gradient] = both(&weight, &named, &dy, of_y);
+                    assert_near(&y, &oracle::forward(&held, width, &tokens), of_y, 1, &what);
+                    let expected = oracle::backward(rows, width, &tokens, &held_dy);
+                    assert_near(&gradient, &expected, of_weight, 1, &what);
+                    let again = both(&weight, &named, &dy, of_y);
+                    assert_eq!(again, [y, gradient], "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_row_may_be_named_by_all() {
+    for device in devices() {
+        let (rows, width, count) = (9, 24, 3000);
+        let (weight, held) =
+            tensor(&numbers(rows * width, 1, 0.1), [rows, width], DType::F32, &device);
+        let (dy, held_dy) =
+            tensor(&numbers(count * width, 2, 0.1), [1, count, width], DType::F32, &device);
+        for row in [0, 5, 8] {
+            let tokens = vec![row; count];
+            let [y, gradient] = both(&weight, &ints(&tokens, [1, count], &device), &dy, DType::F32);
+            assert_eq!(y, oracle::forward(&held, width, &tokens));
+            let expected = oracle::backward(rows, width, &tokens, &held_dy);
+            assert_near(&gradient, &expected, DType::F32, 1, &format!("row {row}, {device:?}"));
+            let others = (0..rows).filter(|other| *other != row as usize);
+            assert!(others.flat_map(|i| &gradient[i * width..][..width]).all(|g| *g == 0.0));
+        }
+    }
+}
+
+#[test]
+fn views_are_read_where_they_are() {
+    for device in devices() {
+        let (rows, width) = (64, 300);
+        let (wide, held) =
+            tensor(&numbers(rows * width, 3, 0.1), [rows, width], DType::F32, &device);
+        let at = |i: usize, j: usize| held[i * width + j];
+        let turned: Vec<f64> = (0..width).flat_map(|j| (0..rows).map(move |i| at(i, j))).collect();
+        let part: Vec<f64> = (0..rows).flat_map(|i| (0..256).map(move |j| at(i, j))).collect();
+        let tokens = tokens(70, 60, 4);
+        for (view, expected) in
+            [(wide.clone().transpose(), turned), (wide.clone().narrow(1, 0, 256), part)]
+        {
+            let width = view.dims()[1];
+            // Every second of these tokens.
+            let all: Vec<i64> = tokens.iter().flat_map(|token| [*token, 0]).collect();
+            let strided = ints(&all, [70, 2], &device).narrow(1, 0, 1).transpose();
+            let (dy, held_dy) =
+                tensor(&numbers(70 * width, 5, 0.1), [70, 1, width], DType::F32, &device);
+            let [y, gradient] = both(&view, &strided, &dy.swap_dims(0, 1), DType::F32);
+            assert_eq!(y, oracle::forward(&expected, width, &tokens));
+            let expected = oracle::backward(view.dims()[0], width, &tokens, &held_dy);
+            assert_near(&gradient, &expected, DType::F32, 1, &format!("{device:?}"));
+        }
+    }
+}
+
+#[test]
+fn gradients_of_several_uses_add_up() {
+    for device in devices() {
+        let (weight, held) = tensor(&numbers(12, 6, 0.1), [4, 3], DType::F32, &device);
+        let weight = weight.autodiff().require_grad();
+        let rows = embedding(weight.clone(), ints(&[1, 3, 1], [1, 3], &device), AS_IT_IS).unwrap();
+        let grads = (rows.sum() + weight.clone().square().sum()).backward();
+        let named = [0.0, 2.0, 0.0, 1.0];
+        let expected: Vec<f64> = (0..12).map(|i| named[i / 3] + 2.0 * held[i]).collect();
+        let gradient = values(&weight.grad(&grads).unwrap());
+        assert_near(&gradient, &expected, DType::F32, 1, &format!("{device:?}"));
+    }
+}
+
+#[test]
+fn what_is_no_row_is_no_number_and_has_no_gradient() {
+    let unchecked = EmbeddingOptions { check_tokens: false, ..AS_IT_IS };
+    for device in devices() {
+        let weight = Tensor::<2>::ones([5, 2], &device).autodiff().require_grad();
+        for wrong in [-1, 5, i64::from(i32::MIN), i64::from(i32::MAX)] {
+            let y = embedding(weight.clone(), ints(&[4, wrong, 0], [1, 3], &device), unchecked)
+                .unwrap();
+            let finite: Vec<bool> = values(&y).iter().map(|y| y.is_finite()).collect();
+            assert_eq!(finite, [true, true, false, false, true, true], "{wrong}, {device:?}");
+            let grads = y.slice([0..1, 0..3, 0..1]).sum().backward();
+            let expected = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0];
+            assert_eq!(values(&weight.grad(&grads).unwrap()), expected, "{wrong}, {device:?}");
+        }
+        let none = embedding(weight.clone(), Tensor::empty([2, 0], &device), AS_IT_IS).unwrap();
+        assert_eq!(none.dims(), [2, 0, 2]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let device = devices().remove(0);
+    let error = |found: Result<Tensor<3>, OpError>| found.unwrap_err().to_string();
+    let weight = || Tensor::<2>::ones([5, 2], &device);
+    let one = || ints(&[0], [1, 1], &device);
+    assert_eq!(
+        error(embedding(Tensor::zeros([5, 0], &device), one(), AS_IT_IS)),
+        "embedding: `weight` has shape [5, 0], expected [V, D] with V, D at least 1"
+    );
+    assert_eq!(
+        error(embedding(weight().cast(DType::F64), one(), AS_IT_IS)),
+        "embedding: `weight` is F64, expected F32, BF16 or F16"
+    );
+    let wide = EmbeddingOptions { dtype: Some(DType::F64), ..AS_IT_IS };
+    assert_eq!(
+        error(embedding(weight(), one(), wide)),
+        "embedding: `y` is F64, expected F32, BF16 or F16"
+    );
+    assert_eq!(
+        error(embedding(weight(), ints(&[0, 4, 5], [1, 3], &device), AS_IT_IS)),
+        "embedding: token 5 at position 2, expected 0 to 4"
+    );
+}
