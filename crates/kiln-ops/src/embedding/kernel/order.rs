@@ -5,7 +5,6 @@
 //! and before each row is known, put each token's position where it belongs. So positions of a row are in their order,
 //! and nothing depends on who came first.
 
-use super::named;
 use crate::device::Hardware;
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -18,7 +17,7 @@ const BATCH: usize = 8;
 /// Walkers of a cube that are units.
 const SINGLE: u32 = 128;
 /// u32 of shared memory that counts take.
-const COUNTS: usize = 8192;
+const COUNTS: usize = 16_384;
 /// The same of walkers that are units: other devices have less.
 const COUNTS_OF_SINGLE: usize = 4096;
 /// Fewest rows of a cube.
@@ -45,7 +44,17 @@ impl Plan {
         // A cube for each multiprocessor, if there are as many rows.
         let rows = launch::limits::reckoned(rows);
         let wanted = rows.div_ceil(launch::multiprocessors(client)).next_power_of_two();
-        Self { walkers, lanes, rows: wanted.clamp(FEWEST, counts / walkers as usize) }
+        let rows = wanted.clamp(FEWEST, counts / walkers as usize);
+        let mut plan = Self { walkers, lanes, rows };
+        while plan.shared() * size_of::<u32>() > hardware.max_shared_memory_size && plan.rows > 1 {
+            plan.rows /= 2;
+        }
+        plan
+    }
+
+    /// u32 of shared memory.
+    fn shared(&self) -> usize {
+        (self.walkers as usize + 2) * self.rows + self.units() as usize
     }
 
     fn units(&self) -> u32 {
@@ -104,6 +113,9 @@ fn among(row: u32, #[comptime] lanes: u32) -> Among {
     Among { before, all }
 }
 
+/// No row.
+const NONE: u32 = u32::MAX;
+
 /// Goes through a share: counts tokens of each of the cube's rows in `counts`, from what it holds, and, if `puts`,
 /// writes positions. Returns how many of this unit's tokens name rows before those of the cube.
 #[cube]
@@ -118,24 +130,27 @@ fn walk<I: Int>(
     #[comptime] puts: bool,
     #[comptime] plan: Plan,
 ) -> u32 {
-    let lane = (UNIT_POS_X % comptime!(plan.lanes)) as usize;
-    let base = (UNIT_POS_X / comptime!(plan.lanes)) as usize * comptime!(plan.rows);
+    let lanes = comptime!(plan.lanes as usize);
+    let lane = UNIT_POS_X as usize % lanes;
+    let base = UNIT_POS_X as usize / lanes * comptime!(plan.rows);
+    let first = own.first as u32;
     let mut below = u32::new(0);
     for batch in range_stepped(share.from, share.end, comptime!(plan.batch())) {
-        let mut held = Array::<I>::new(comptime!(BATCH));
+        let mut held = Array::<u32>::new(comptime!(BATCH));
         #[unroll]
         for k in 0..BATCH {
-            let i = batch + comptime!(k * plan.lanes as usize) + lane;
-            held[k] = tokens[min(i, count - 1)];
+            let i = batch + k * lanes + lane;
+            let token = tokens[min(i, count - 1)];
+            let is = i < share.to && token >= I::new(0) && token < I::cast_from(own.all);
+            held[k] = select(is, u32::cast_from(token), NONE);
         }
         #[unroll]
         for k in 0..BATCH {
-            let i = batch + comptime!(k * plan.lanes as usize) + lane;
-            let token = named::<I>(held[k], own.all);
-            let is = token.is && i < share.to;
-            let here = is && token.row >= own.first && token.row < own.first + plan.rows;
+            // Numbers before the first wrap around.
+            let row = held[k] - first;
+            let here = row < comptime!(plan.rows as u32) && held[k] != NONE;
             if comptime!(!puts) {
-                below += u32::cast_from(is && token.row < own.first);
+                below += u32::cast_from(held[k] < first);
             }
             let mut some = here;
             if comptime!(plan.lanes > 1) {
@@ -143,14 +158,14 @@ fn walk<I: Int>(
             }
             if some {
                 // Lanes without a token of the cube's rows share a number that is no row of it.
-                let row = select(here, token.row - own.first, comptime!(plan.rows));
-                let among = among(u32::cast_from(row), plan.lanes);
-                let at = base + min(row, comptime!(plan.rows - 1));
+                let row = select(here, row, comptime!(plan.rows as u32));
+                let among = among(row, plan.lanes);
+                let at = base + min(row, comptime!(plan.rows as u32 - 1)) as usize;
                 let counted = counts[at];
-                if comptime!(puts) {
-                    if here {
-                        let to = starts[row] + counted + among.before;
-                        order[to as usize] = u32::cast_from(i);
+                if here {
+                    if comptime!(puts) {
+                        let to = starts[row as usize] + counted + among.before;
+                        order[to as usize] = (batch + k * lanes + lane) as u32;
                     }
                 }
                 if comptime!(plan.lanes > 1) {

@@ -18,6 +18,8 @@ const PIECE: usize = 32;
 const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
+/// Groups of a cube that adds up the pieces of a row.
+const GROUPS_OF_LONG: u32 = 16;
 /// Most vectors of a unit.
 const VECTORS: usize = 4;
 /// Rows that are under way together.
@@ -33,21 +35,29 @@ struct Plan {
     vectors: usize,
     /// Elements of a vector.
     size: usize,
+    /// Sums are added to what stands where they go.
+    adds: bool,
 }
 
 impl Plan {
-    fn new(client: &Client, width: usize, size: usize) -> Self {
+    fn new(client: &Client, width: usize, size: usize, adds: bool) -> Self {
         let most = client.properties().hardware.max_units_per_cube;
         let all = width / size;
         let lanes = (all.next_power_of_two() as u32).clamp(8, LANES).min(most);
         let parts = all.div_ceil(lanes as usize * VECTORS);
         let vectors = all.div_ceil(lanes as usize * parts);
-        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size }
+        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size, adds }
     }
 
     /// Vectors of a group.
     fn span(&self) -> usize {
         self.lanes as usize * self.vectors
+    }
+
+    /// For rows that are cut, of which there are few: as many groups as a cube can have.
+    fn of_long_rows(self, client: &Client) -> Self {
+        let most = client.properties().hardware.max_units_per_cube;
+        Self { groups: GROUPS_OF_LONG.min(most / self.lanes), ..self }
     }
 
     fn cube_dim(&self) -> CubeDim {
@@ -163,13 +173,19 @@ fn write_row<F: Float, N: Size>(
     sum: &Array<Vector<f32, N>>,
     first: usize,
     width: usize,
+    #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
     #[unroll]
     for c in 0..comptime!(plan.vectors) {
         let column = first + comptime!(c * plan.lanes as usize);
         if column < width {
-            to[row * width + column] = Vector::cast_from(sum[c]);
+            let at = row * width + column;
+            let mut value = sum[c];
+            if comptime!(adds) {
+                value += Vector::<f32, N>::cast_from(to[at]);
+            }
+            to[at] = Vector::cast_from(value);
         }
     }
 }
@@ -234,7 +250,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                     add_groups::<N>(&mut sum, &mut shared, plan);
                     if group == 0 {
                         let slot = 2 * piece + end;
-                        write_row::<f32, N>(partials, slot, &sum, first, sizes.width, plan);
+                        write_row::<f32, N>(partials, slot, &sum, first, sizes.width, false, plan);
                     }
                 }
             }
@@ -245,7 +261,11 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
         let first = (at - row * sizes.parts) * comptime!(plan.span()) + UNIT_POS_X as usize;
         if row < sizes.rows {
             let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
-            if own.to - own.from <= PIECE {
+            let mut wanted = own.to - own.from <= PIECE;
+            if comptime!(plan.adds) {
+                wanted = wanted && own.to > own.from;
+            }
+            if wanted {
                 let mut sum = zeros::<N>(comptime!(plan.vectors));
                 add_rows::<E, N>(
                     &mut sum,
@@ -259,7 +279,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                     true,
                     plan,
                 );
-                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
+                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan.adds, plan);
             }
         }
     }
@@ -324,45 +344,58 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
             );
             add_groups::<N>(&mut sum, &mut shared, plan);
             if group == 0 {
-                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
+                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan.adds, plan);
             }
         }
     }
 }
 
-/// dweight of `rows` rows in `dtype`.
+/// Where sums go.
+pub(super) enum To {
+    /// A tensor of so many rows in this element type.
+    New { rows: usize, dtype: DType },
+    /// What is known of them, with which they are added up, in its memory.
+    Known(CubeTensor),
+}
+
+/// dweight.
 pub(super) fn sums(
     op: &'static str,
     dy: Rows,
     tokens: &CubeTensor,
     order: &Order,
-    rows: usize,
-    dtype: DType,
+    to: To,
 ) -> CubeTensor {
     let client = &dy.tensor.client;
-    let dtypes = [dy.tensor.dtype, dtype, tokens.dtype].map(dtype_to_elem_type);
+    let adds = matches!(to, To::Known(_));
+    let sums = match to {
+        To::New { rows, dtype } => {
+            let shape = Shape::new([rows, dy.width]);
+            launch::output(&dy.tensor, op, "grad.weight", shape, dtype)
+        }
+        To::Known(known) => known,
+    };
+    let rows = sums.meta.shape()[0];
+    let dtypes = [dy.tensor.dtype, sums.dtype, tokens.dtype].map(dtype_to_elem_type);
     let size = vector_size(client, [dy.tensor.dtype, DType::F32], &dy);
-    let plan = Plan::new(client, dy.width, size);
+    let plan = Plan::new(client, dy.width, size, adds);
     let (count, width) = (dy.rows, dy.width / size);
     let parts = width.div_ceil(plan.span());
-    let pieces = count.div_ceil(PIECE);
-    let sums = launch::output(&dy.tensor, op, "grad.weight", Shape::new([rows, dy.width]), dtype);
-    // Only those of rows that are cut are written, and read.
-    let slots = if count > PIECE { 2 * pieces } else { 1 };
+    // Without a row that more tokens name than a piece has there are no pieces.
+    let pieces = if count > PIECE { count.div_ceil(PIECE) } else { 0 };
+    let slots = (2 * pieces).max(1);
     let partials = launch::unread(&dy.tensor, Shape::new([slots, dy.width]), DType::F32);
-    let cut = count > PIECE;
     let address = launch::address_type(&[&dy.tensor, tokens, &order.starts, &sums, &partials]);
-    let of_pieces = if cut { pieces * parts } else { 0 };
-    let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, of_pieces);
+    let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-    let cubes = (rows * parts).div_ceil(plan.groups as usize);
-    let ways = [("pieces", cut), ("several parts", parts > 1)];
+    let cubes = pieces * parts + (rows * parts).div_ceil(plan.groups as usize);
+    let ways = [("pieces", pieces > 0), ("several parts", parts > 1), ("added", adds)];
     launch::plans::note("sums of rows", &(&plan, address), &ways);
     // SAFETY: columns, rows and pieces are checked against their numbers; positions are those of rows of dy.
     unsafe {
         sums_kernel::launch_unchecked(
             client,
-            launch::grid(client, of_pieces + cubes),
+            launch::grid(client, cubes),
             plan.cube_dim(),
             address,
             size,
@@ -376,10 +409,11 @@ pub(super) fn sums(
             plan,
             dtypes,
         );
-        if cut {
+        if pieces > 0 {
+            let plan = plan.of_long_rows(client);
             long_rows_kernel::launch_unchecked(
                 client,
-                launch::grid(client, of_pieces),
+                launch::grid(client, pieces * parts),
                 plan.cube_dim(),
                 address,
                 size,
