@@ -18,7 +18,8 @@ const PIECE: usize = 32;
 const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
-/// Groups of a cube that adds up the pieces of a row.
+/// Pieces of a cube that adds up pieces of rows, and its groups.
+const PIECES: usize = 8;
 const GROUPS_OF_LONG: u32 = 16;
 /// Most vectors of a unit.
 const VECTORS: usize = 4;
@@ -285,7 +286,8 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
     }
 }
 
-/// The rows that are cut: each is added up by the cubes of the piece that it begins in.
+/// The rows that are cut: each is added up by the cube of the piece that it begins in. A cube has a few pieces, and asks
+/// for all of them at once, as there are few such rows.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn long_rows_kernel<F: Float, I: Int, N: Size>(
     tokens: &[I],
@@ -299,21 +301,36 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
 ) {
     let mut shared =
         Shared::<[Vector<f32, N>]>::new_slice(comptime!((plan.lanes * plan.groups) as usize));
-    let piece = CUBE_POS / sizes.parts;
-    let part = CUBE_POS - piece * sizes.parts;
+    // The row of each piece, or what is no row.
+    let mut begun = Shared::<[u32]>::new_slice(PIECES);
+    let lot = CUBE_POS / sizes.parts;
+    let part = CUBE_POS - lot * sizes.parts;
     let first = part * comptime!(plan.span()) + UNIT_POS_X as usize;
-    let from = piece * PIECE;
-    let to = min(from + PIECE, starts[sizes.rows] as usize);
-    if from < to {
-        // One that begins here ends behind this piece.
-        let row = row_at::<I>(tokens, order, to - 1, sizes.rows);
-        let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
-        if own.from >= from && own.to - own.from > PIECE {
-            let group = UNIT_POS_Y as usize;
+    let group = UNIT_POS_Y as usize;
+    let all = starts[sizes.rows] as usize;
+    if UNIT_POS < comptime!(PIECES as u32) {
+        let from = (lot * PIECES + UNIT_POS as usize) * PIECE;
+        let mut row = sizes.rows;
+        if from < all {
+            // One that begins here ends behind this piece.
+            let last = row_at::<I>(tokens, order, min(from + PIECE, all) - 1, sizes.rows);
+            let begin = starts[last] as usize;
+            if begin >= from && starts[last + 1] as usize - begin > PIECE {
+                row = last;
+            }
+        }
+        begun[UNIT_POS as usize] = row as u32;
+    }
+    sync_cube();
+    for i in 0..PIECES {
+        let row = begun[i] as usize;
+        if row < sizes.rows {
+            let piece = lot * PIECES + i;
+            let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
             let mut sum = zeros::<N>(comptime!(plan.vectors));
             if group == 0 {
                 // Whether the piece's first row or its last.
-                let slot = 2 * piece + select(own.from == from, 0usize, 1usize);
+                let slot = 2 * piece + select(own.from == piece * PIECE, 0usize, 1usize);
                 let only = Range { from: slot, to: slot + 1 };
                 add_rows::<f32, N>(
                     &mut sum,
@@ -413,7 +430,7 @@ pub(super) fn sums(
             let plan = plan.of_long_rows(client);
             long_rows_kernel::launch_unchecked(
                 client,
-                launch::grid(client, pieces * parts),
+                launch::grid(client, pieces.div_ceil(PIECES) * parts),
                 plan.cube_dim(),
                 address,
                 size,
