@@ -340,8 +340,12 @@ fn multiply(
                         );
                     }
                 }
-                make_dx(of_x, of_dy, of_also, &left, &held, &along, &weights, block, together);
             }
+        }
+        #[unroll]
+        for group in 0..comptime!(BOX / 8 / BLOCKS) {
+            let first = comptime!(group * BLOCKS);
+            make_dx(of_x, of_dy, of_also, &left, &held, &along, &weights, first, together);
         }
         async_proxy_fence();
         sync_plane();
@@ -363,7 +367,11 @@ fn multiply(
     leave_dphi(&sums, dphi, first, stream, place, sizes, together);
 }
 
-/// Makes dx of eight columns: dm·φ, what x and dh_in add, and what there is from elsewhere, in the place of x.
+/// Blocks of eight columns of dx that are made beside each other: products of one wait for each other.
+const BLOCKS: usize = 4;
+
+/// Makes dx of some blocks of eight columns from `first` on: dm·φ, what x and dh_in add, and what there is from elsewhere,
+/// in the place of x.
 #[cube]
 fn make_dx(
     of_x: u32,
@@ -373,49 +381,75 @@ fn make_dx(
     held: &Array<Vector<u32, Const<2>>>,
     along: &Array<f32>,
     weights: &Array<f32>,
-    #[comptime] block: usize,
+    #[comptime] first: usize,
     #[comptime] together: Together,
 ) {
     let lane = UNIT_POS % 32;
     let row = lane / 4;
     let eights = comptime!(together.eights());
     let float = comptime!(Float16::Bf16);
-    let mut out = Array::<Vector<f32, Const<4>>>::new(1usize);
-    out[0] = Vector::new(0.0f32);
+    // Two rows of each block, loaded before the first product.
+    let mut x = Array::<u32>::new(comptime!(2 * BLOCKS));
+    let mut dy = Array::<u32>::new(comptime!(2 * BLOCKS));
+    let mut also = Array::<u32>::new(comptime!(2 * BLOCKS));
+    #[unroll]
+    for i in 0..comptime!(2 * BLOCKS) {
+        let at = place_of(row, comptime!(first + i / 2), comptime!(i % 2));
+        x[i] = load_word(of_x + at);
+        dy[i] = load_word(of_dy + at);
+        if comptime!(together.also) {
+            also[i] = load_word(of_also + at);
+        }
+    }
+    let mut out = Array::<Vector<f32, Const<4>>>::new(comptime!(BLOCKS));
+    #[unroll]
+    for i in 0..BLOCKS {
+        out[i] = Vector::new(0.0f32);
+    }
     #[unroll]
     for part in 0..2usize {
         #[unroll]
         for step in 0..eights {
             let e = comptime!([2 * step % eights, (2 * step + 1) % eights]);
-            let of = comptime!(block * eights);
-            out[0] = mma_16x8x16(
-                left[step],
-                held[comptime!(of + e[0])].extract(part),
-                held[comptime!(of + e[1])].extract(part),
-                out[0],
-                float,
-            );
+            #[unroll]
+            for i in 0..BLOCKS {
+                let of = comptime!((first + i) * eights);
+                out[i] = mma_16x8x16(
+                    left[step],
+                    held[comptime!(of + e[0])].extract(part),
+                    held[comptime!(of + e[1])].extract(part),
+                    out[i],
+                    float,
+                );
+            }
         }
     }
     #[unroll]
-    for below in 0..2usize {
-        // Swizzled by the row, which 8 more do not change.
-        let at = (row + comptime!(8 * below as u32)) * 128
-            + ((comptime!(block as u32) ^ row) << 4)
-            + lane % 4 * 4;
-        let (x0, x1) = bf16_pair(load_word(of_x + at));
-        let (y0, y1) = bf16_pair(load_word(of_dy + at));
+    for i in 0..comptime!(2 * BLOCKS) {
+        let below = comptime!(i % 2);
+        let (x0, x1) = bf16_pair(x[i]);
+        let (y0, y1) = bf16_pair(dy[i]);
         let (c0, c1) = comptime!((2 * below, 2 * below + 1));
+        let product = out[comptime!(i / 2)];
         let mut sums = Array::<f32>::new(2usize);
-        sums[0] = out[0].extract(c0) + along[below] * x0 + weights[below] * y0;
-        sums[1] = out[0].extract(c1) + along[below] * x1 + weights[below] * y1;
+        sums[0] = product.extract(c0) + along[below] * x0 + weights[below] * y0;
+        sums[1] = product.extract(c1) + along[below] * x1 + weights[below] * y1;
         if comptime!(together.also) {
-            let (also0, also1) = bf16_pair(load_word(of_also + at));
+            let (also0, also1) = bf16_pair(also[i]);
             sums[0] += also0;
             sums[1] += also1;
         }
+        let at = place_of(row, comptime!(first + i / 2), below);
         store_pair(of_x + at, sums[0], sums[1], float);
     }
+}
+
+/// Where this lane's two columns of a block lie in a box, in its upper row or its lower one: swizzled by the row, which 8
+/// more do not change.
+#[cube]
+fn place_of(row: u32, #[comptime] block: usize, #[comptime] below: usize) -> u32 {
+    let column = ((comptime!(block as u32) ^ row) << 4) + UNIT_POS % 4 * 4;
+    (row + comptime!(8 * below as u32)) * 128 + column
 }
 
 /// Writes the sums of dφ of a warp: 64 columns from `first` on.
