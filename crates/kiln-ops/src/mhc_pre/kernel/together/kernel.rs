@@ -1,8 +1,9 @@
-//! The kernel: warps that multiply, and one that loads.
+//! The kernel: warps that multiply, and one that [loads](super::load).
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
 
+use super::load::{Maps, produce};
 use super::plan::{BOX, TOKENS, Together};
 use crate::tile::cuda::pipeline::{PipelineState, Ring, rings_ready};
 use crate::tile::cuda::ptx::*;
@@ -12,7 +13,7 @@ use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Sizes {
-    tokens: u32,
+    pub(super) tokens: u32,
     /// Columns of a stream.
     width: u32,
     /// Cubes that have other columns, and such that have other tokens.
@@ -23,27 +24,27 @@ pub(super) struct Sizes {
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Inputs {
     phi: Box<[f32]>,
-    dm: Box<[f32]>,
-    along: Box<[f32]>,
-    weights: Box<[f32]>,
+    pub(super) dm: Box<[f32]>,
+    pub(super) along: Box<[f32]>,
+    pub(super) weights: Box<[f32]>,
 }
 
 /// Where a cube is, and what it goes through.
 #[derive(CubeType, Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     /// The first column of its streams, and the first of its sixteens of tokens.
-    column: u32,
+    pub(super) column: u32,
     group: u32,
     /// How many times sixteen tokens.
-    count: u32,
+    pub(super) count: u32,
     /// The ring, in shared memory.
-    base: u32,
+    pub(super) base: u32,
 }
 
 #[cube]
 impl Place {
     /// The first of the tokens that come as number `number`.
-    fn token(&self, number: u32, sizes: &Sizes) -> u32 {
+    pub(super) fn token(&self, number: u32, sizes: &Sizes) -> u32 {
         (self.group + number * sizes.groups) * comptime!(TOKENS as u32)
     }
 }
@@ -85,103 +86,6 @@ pub(super) fn together_kernel<E: Float>(
             also: tensor_map_address(also),
         };
         produce(&maps, inputs, &mut shared, &ring, &place, &sizes, together);
-    }
-}
-
-/// What is loaded, and where from.
-#[derive(CubeType, Clone, Copy)]
-struct Maps {
-    x: u64,
-    dh_in: u64,
-    also: u64,
-}
-
-/// Loads what the cube goes through; a warp.
-#[cube]
-fn produce(
-    maps: &Maps,
-    inputs: &Inputs,
-    shared: &mut Shared<[u32]>,
-    ring: &Ring,
-    place: &Place,
-    sizes: &Sizes,
-    #[comptime] together: Together,
-) {
-    let lane = UNIT_POS % 32;
-    let (n, rows) = comptime!((together.streams as u32, together.rows as u32));
-    let (boxes, warps) = comptime!((together.boxes as u32, together.warps() as u32));
-    let tokens = comptime!(TOKENS as u32);
-    // Pairs of rows of φ: of a token, and of a lane.
-    let pairs = comptime!(4 * together.eights() as u32);
-    let turns = comptime!((TOKENS * 4 * together.eights()).div_ceil(32));
-    let mut state = PipelineState::start();
-    for number in 0..place.count {
-        let token = place.token(number, sizes);
-        // On their way while a stage becomes empty.
-        let mut found = Array::<f32>::new(comptime!(2 * turns));
-        #[unroll]
-        for i in 0..turns {
-            let at = lane + comptime!(32 * i as u32);
-            let (row, j) = (token + at / pairs, at % pairs * 2);
-            #[unroll]
-            for e in 0..2usize {
-                let j = j + comptime!(e as u32);
-                let there = row < sizes.tokens && j < rows;
-                let from = select(there, row as usize * comptime!(rows as usize) + j as usize, 0);
-                found[comptime!(2 * i + e)] = select(there, inputs.dm[from], 0.0);
-            }
-        }
-        let last = sizes.tokens - 1;
-        let along = inputs.along[min(token + lane % tokens, last) as usize];
-        ring.vacant(state.stage, state.phase);
-        let stage = place.base + state.stage * comptime!(together.stage_bytes() as u32);
-        if lane == 0 {
-            ring.expect(state.stage, comptime!(together.stage_bytes() as u32));
-        }
-        sync_plane();
-        let to = stage + lane * comptime!(together.box_bytes() as u32);
-        let bar = ring.filling(state.stage);
-        if lane < warps {
-            let column = place.column + lane % boxes * comptime!(BOX as u32);
-            tma_load(to + 0, maps.x, bar + 0, column, token, lane / boxes);
-        } else if lane < comptime!(warps + boxes) {
-            let column = place.column + (lane - warps) * comptime!(BOX as u32);
-            tma_load(to + 0, maps.dh_in, bar + 0, column, token, comptime!(0u32).runtime());
-        } else if comptime!(together.also) {
-            let at = lane - comptime!(together.also_at() as u32);
-            if at < warps {
-                let column = place.column + at % boxes * comptime!(BOX as u32);
-                tma_load(to + 0, maps.also, bar + 0, column, token, at / boxes);
-            }
-        }
-        let words =
-            comptime!(together.words_at()) + (state.stage as usize) * comptime!(together.words());
-        #[unroll]
-        for i in 0..turns {
-            let at = lane + comptime!(32 * i as u32);
-            if at < comptime!(together.part() as u32) {
-                let (high, low) = two_bf16(found[comptime!(2 * i)], found[comptime!(2 * i + 1)]);
-                shared[words + at as usize] = high;
-                shared[words + comptime!(together.part()) + at as usize] = low;
-            }
-        }
-        let words = words + comptime!(2 * together.part());
-        if lane < tokens {
-            shared[words + lane as usize] = u32::reinterpret(along);
-        }
-        for turn in 0..comptime!((tokens * n).div_ceil(32)) {
-            let at = turn * 32 + lane;
-            if at < comptime!(tokens * n) {
-                let from = min(token * n + at, sizes.tokens * n - 1);
-                let weight = inputs.weights[from as usize];
-                shared[words + (tokens + at) as usize] = u32::reinterpret(weight);
-            }
-        }
-        sync_plane();
-        if lane == 0 {
-            ring.arrive(state.stage);
-        }
-        state.advance(comptime!(together.stages as u32));
     }
 }
 
@@ -369,6 +273,7 @@ fn multiply(
 
 /// Blocks of eight columns of dx that are made beside each other: products of one wait for each other.
 const BLOCKS: usize = 4;
+const _: () = assert!((BOX / 8).is_multiple_of(BLOCKS));
 
 /// Makes dx of some blocks of eight columns from `first` on: dm·φ, what x and dh_in add, and what there is from elsewhere,
 /// in the place of x.

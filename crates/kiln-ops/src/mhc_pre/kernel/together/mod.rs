@@ -8,6 +8,7 @@
 //! Cubes that have other tokens leave sums of their own, which are added up in order.
 
 mod kernel;
+mod load;
 mod plan;
 
 use super::input::Gradients;
