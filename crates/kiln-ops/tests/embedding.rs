@@ -126,37 +126,51 @@ fn views_are_read_where_they_are() {
     }
 }
 
-/// As of an embedding that is the output projection too: its rows add to what is known of the gradient.
 #[test]
 fn gradients_of_several_uses_add_up() {
     for device in devices() {
-        for ([rows, width], count) in [([4, 3], 5), ([300, 260], 400), ([50, 1100], 40)] {
-            let (weight, held) =
-                tensor(&numbers(rows * width, 6, 0.1), [rows, width], DType::F32, &device);
-            let tokens = tokens(count, rows, 7);
-            let (dy, held_dy) =
-                tensor(&numbers(count * width, 8, 0.1), [1, count, width], DType::F32, &device);
-            let weight = weight.autodiff().require_grad();
-            let named = ints(&tokens, [1, count], &device);
-            let once = |used: Tensor<1>| {
-                let y = embedding(weight.clone(), named.clone(), AS_IT_IS).unwrap();
-                (pull(y, &dy.clone().autodiff()) + used).backward()
-            };
-            let square = || weight.clone().square().sum() * 0.5;
-            let sums = oracle::backward(rows, width, &tokens, &held_dy);
-            let with = |factor: f64| -> Vec<f64> {
-                sums.iter().zip(&held).map(|(sum, weight)| sum + factor * weight).collect()
-            };
-            let what = format!("{rows}×{width}, {device:?}");
-            let grads = once(square());
-            let gradient = values(&weight.grad(&grads).unwrap());
-            assert_near(&gradient, &with(1.0), DType::F32, 1, &what);
-            // Twice, and another use before and behind.
-            let y = embedding(weight.clone(), named.clone(), AS_IT_IS).unwrap();
-            let grads = once(square() + pull(y, &dy.clone().autodiff()) + square());
-            let gradient = values(&weight.grad(&grads).unwrap());
-            let expected: Vec<f64> = sums.iter().zip(&held).map(|(s, w)| 2.0 * (s + w)).collect();
-            assert_near(&gradient, &expected, DType::F32, 2, &what);
+        let (weight, held) = tensor(&numbers(12, 6, 0.1), [4, 3], DType::F32, &device);
+        let weight = weight.autodiff().require_grad();
+        let rows = embedding(weight.clone(), ints(&[1, 3, 1], [1, 3], &device), AS_IT_IS).unwrap();
+        let grads = (rows.sum() + weight.clone().square().sum()).backward();
+        let named = [0.0, 2.0, 0.0, 1.0];
+        let expected: Vec<f64> = (0..12).map(|i| named[i / 3] + 2.0 * held[i]).collect();
+        let gradient = values(&weight.grad(&grads).unwrap());
+        assert_near(&gradient, &expected, DType::F32, 1, &format!("{device:?}"));
+    }
+}
+
+/// Rows of about as many tokens as a piece has, beginning at its ends and in it, with tokens between that name no row.
+#[test]
+fn rows_are_cut_where_pieces_end() {
+    let unchecked = EmbeddingOptions { check_tokens: false, ..AS_IT_IS };
+    let (rows, width) = (4, 5);
+    for device in devices() {
+        for length in [31, 32, 33, 63, 64, 65, 97] {
+            for before in [0, 1, 31, 32, 33, 40] {
+                let counts = [before, length, 40, 1];
+                let named = (0..4).flat_map(|row| vec![row as i64; counts[row as usize]]);
+                let mut tokens: Vec<i64> = named.chain([-1, 4, 7, -9]).collect();
+                let count = tokens.len();
+                // In some order; of whole numbers, whose sums are exact.
+                let mut places = numbers(count, length as u64, 0.0).into_iter();
+                tokens.sort_by_cached_key(|_| (places.next().unwrap() * 1e6) as i64);
+                let dy: Vec<f64> = (0..count * width).map(|i| (i % 13) as f64 - 6.0).collect();
+                let mut expected = vec![0.0; rows * width];
+                for (i, token) in tokens.iter().enumerate() {
+                    if let Some(row) = usize::try_from(*token).ok().filter(|row| *row < rows) {
+                        (0..width).for_each(|d| expected[row * width + d] += dy[i * width + d]);
+                    }
+                }
+                let weight = Tensor::<2>::ones([rows, width], &device).autodiff().require_grad();
+                let tokens = ints(&tokens, [1, count], &device);
+                let (dy, _) = tensor(&dy, [1, count, width], DType::F32, &device);
+                poison(2 * count * width, DType::F32, &device);
+                let y = embedding(weight.clone(), tokens, unchecked).unwrap();
+                let grads = pull(y, &dy.autodiff()).backward();
+                let found = values(&weight.grad(&grads).unwrap());
+                assert_eq!(found, expected, "{length} after {before}, {device:?}");
+            }
         }
     }
 }

@@ -19,10 +19,7 @@ pub use maybe::{Maybe, MaybeMetadata};
 
 use burn::backend::autodiff::{
     NodeId,
-    checkpoint::{
-        base::Checkpointer,
-        strategy::{CheckpointStrategy, NoCheckpointing},
-    },
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
@@ -104,62 +101,6 @@ impl<C: CheckpointStrategy> Graph<C> {
                 outputs.map(<Autodiff<B, C> as AutodiffBackend>::from_inner)
             }
         }
-    }
-}
-
-/// Any strategy: the type of a tensor of the graph does not name it.
-type Tracked<B> = FloatTensor<Autodiff<B, NoCheckpointing>>;
-
-impl<C: CheckpointStrategy> Graph<C> {
-    /// The output of an operation on one input, whose backward takes the gradient of that input as far as it is known
-    /// and returns it with its own added: in its memory, where others would make a tensor of their own first.
-    pub(crate) fn adding<B: Backend, G>(
-        input: Tracked<B>,
-        forward: impl FnOnce(FloatTensor<B>) -> (FloatTensor<B>, G),
-    ) -> Tracked<B>
-    where
-        G: FnOnce(FloatTensor<B>, Maybe<B>) -> FloatTensor<B> + Clone + Send + 'static,
-    {
-        match Adding::<Of<G>>(PhantomData).prepare::<C>([input.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let (y, grad) = forward(input.clone().into_primitive());
-                prep.finish(Added { input, grad }, y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(forward(input.into_primitive()).0),
-        }
-    }
-}
-
-/// The node of such an operation.
-#[derive(Debug)]
-struct Adding<G>(G);
-
-/// What it keeps.
-#[derive(Clone)]
-struct Added<B: Backend, G> {
-    /// By which its gradient is found.
-    input: Tracked<B>,
-    grad: G,
-}
-
-impl<B: Backend, G> Debug for Added<B, G> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Added")
-    }
-}
-
-impl<B: Backend, G> Backward<B, 1> for Adding<Of<G>>
-where
-    G: FnOnce(FloatTensor<B>, Maybe<B>) -> FloatTensor<B> + Clone + Send + 'static,
-{
-    type State = Added<B, G>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let Added { input, grad } = ops.state;
-        let [Some(parent)] = ops.parents else { return };
-        let known = grads.remove::<B>(&input);
-        grads.register::<B>(parent.id, grad(dy, known.into()));
     }
 }
 

@@ -26,9 +26,6 @@ pub struct Backward<B: Backend> {
     pub rows: usize,
     /// Its element type.
     pub dtype: DType,
-    /// What is known of its gradient, which ends up in this memory if nobody else holds it.
-    #[extension_type]
-    pub known: Maybe<B>,
 }
 
 /// Rows of a table, differentiable.
@@ -48,7 +45,7 @@ pub trait EmbeddingOps: Backend {
 /// The gradient of the table; not differentiable again.
 #[backend_extension(Cube, Fusion)]
 pub trait EmbeddingGradOps: Backend {
-    /// dweight, `[V, D]`, with what is known of it.
+    /// dweight, `[V, D]`.
     #[fusion(meta = |of| TensorSpec::new(Shape::new([of.rows, of.dy.shape[1]]), of.dtype))]
     fn kiln_embedding_backward(#[extension_type] of: Backward<Self>) -> FloatTensor<Self>;
 }
@@ -79,12 +76,12 @@ where
         tokens: IntTensor<Self>,
         dtype: DType,
     ) -> FloatTensor<Self> {
-        Graph::<C>::adding(weight, |weight| {
+        Graph::<C>::output([weight], [], |[weight], _| {
             let (rows, of_weight) = (weight.shape()[0], weight.dtype());
             let y = B::kiln_embedding(weight, tokens.clone(), dtype);
-            (y, move |dy, known| {
-                let of = Backward { op: OP, dy, tokens, rows, dtype: of_weight, known };
-                B::kiln_embedding_backward(of)
+            (y, move |dy, []| {
+                let of = Backward { op: OP, dy, tokens, rows, dtype: of_weight };
+                [Maybe::Some(B::kiln_embedding_backward(of))]
             })
         })
     }
@@ -99,6 +96,6 @@ pub(super) fn fused(weight: Tensor<2>, tokens: Tensor<1, Int>, dtype: DType) -> 
 /// The gradient of a table of `rows` rows through the kernels, past autodiff and without checks.
 pub fn backward(dy: Tensor<2>, tokens: Tensor<1, Int>, rows: usize, dtype: DType) -> Tensor<2> {
     let (dy, tokens) = (dy.into_dispatch(), known(tokens).into_dispatch());
-    let of = Backward { op: OP, dy, tokens, rows, dtype, known: Maybe::None };
+    let of = Backward { op: OP, dy, tokens, rows, dtype };
     Tensor::from_dispatch(Dispatch::kiln_embedding_backward(of))
 }

@@ -41,7 +41,7 @@ impl Default for EmbeddingOptions {
 /// weight\[tokens\].
 ///
 /// * `weight`: `[V, D]`, f32, bf16 or f16, rows at any distance, V and D at least 1.
-/// * `tokens`: `[B, T]`, 0 to V − 1; there may be none.
+/// * `tokens`: `[B, T]`, 0 to V − 1; there may be none, and then nothing hangs on `weight`.
 ///
 /// Returns `[B, T, D]`. The gradient flows to `weight`, in its element type, from sums in f32. Two runs agree bit for bit.
 ///

@@ -153,7 +153,7 @@ pub(crate) fn output_pitched(
     dtype: DType,
     pitch: usize,
 ) -> CubeTensor {
-    if let Some(tensor) = audit::output(like, op, name, &shape, dtype, pitch) {
+    if let Some(tensor) = audit::output(like, [op, name], &shape, dtype, pitch, true) {
         return tensor;
     }
     let rows = shape.num_elements() / shape[shape.num_dims() - 1].max(1);
@@ -192,6 +192,19 @@ fn takeable(tensor: &CubeTensor) -> bool {
 #[cfg(feature = "cuda")]
 pub(crate) fn begins_at_16(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
+}
+
+/// A contiguous tensor of which a kernel writes what another reads, and no more.
+pub(crate) fn scratch(
+    like: &CubeTensor,
+    op: &'static str,
+    name: &'static str,
+    shape: Shape,
+    dtype: DType,
+) -> CubeTensor {
+    let pitch = shape[shape.num_dims() - 1];
+    let audited = audit::output(like, [op, name], &shape, dtype, pitch, false);
+    audited.unwrap_or_else(|| unread(like, shape, dtype))
 }
 
 /// Stands in for an output that this launch does not write.

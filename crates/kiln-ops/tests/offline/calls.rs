@@ -294,16 +294,12 @@ fn tables(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             name: format!("embedding {name}"),
             run: Box::new(move || drop(CubeBackend::kiln_embedding(weight, named, dtype))),
         });
-        for (word, known) in [("", false), (" added", true)] {
-            let known = known.then(|| tensor(client, [rows, width], DType::F32)).into();
-            let (op, dy, tokens) =
-                ("embedding", tensor(client, [32_768, width], dtype), tokens.clone());
-            let of = embedding::Backward { op, dy, tokens, rows, dtype: DType::F32, known };
-            calls.push(Call {
-                name: format!("embedding.grad{word} {name}"),
-                run: Box::new(move || drop(CubeBackend::kiln_embedding_backward(of))),
-            });
-        }
+        let (op, dy) = ("embedding", tensor(client, [32_768, width], dtype));
+        let of = embedding::Backward { op, dy, tokens, rows, dtype: DType::F32 };
+        calls.push(Call {
+            name: format!("embedding.grad {name}"),
+            run: Box::new(move || drop(CubeBackend::kiln_embedding_backward(of))),
+        });
     }
 }
 

@@ -8,7 +8,6 @@ use super::backend::Backward;
 use crate::embedding::OP;
 use crate::launch::{self, Rows};
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
@@ -115,22 +114,8 @@ pub(super) fn forward(weight: CubeTensor, tokens: CubeTensor, dtype: DType) -> C
 }
 
 pub(super) fn backward(of: Backward<CubeBackend>) -> CubeTensor {
-    let Backward { op, dy, tokens, rows, dtype, known } = of;
-    let known = known.option();
+    let Backward { op, dy, tokens, rows, dtype } = of;
     let tokens = into_contiguous(tokens);
     let order = order::order(op, &tokens, rows);
-    let dy = Rows::new(dy);
-    match known {
-        Some(known) if known.dtype == dtype && launch::reusable(&known) => {
-            sums::sums(op, dy, &tokens, &order, sums::To::Known(known))
-        }
-        known => {
-            let new = sums::To::New { rows, dtype };
-            let sums = sums::sums(op, dy, &tokens, &order, new);
-            match known {
-                Some(known) => CubeBackend::float_add(sums, known),
-                None => sums,
-            }
-        }
-    }
+    sums::sums(op, Rows::new(dy), &tokens, &order, rows, dtype)
 }

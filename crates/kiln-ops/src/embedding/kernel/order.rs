@@ -282,9 +282,9 @@ pub(super) struct Order {
 pub(super) fn order(op: &'static str, tokens: &CubeTensor, rows: usize) -> Order {
     let client = &tokens.client;
     let count = tokens.meta.num_elements();
-    let of = |name, size| launch::output(tokens, op, name, Shape::new([size]), DType::U32);
-    let positions = of("positions", count);
-    let starts = of("starts", rows + 1);
+    let shape = |size| Shape::new([size]);
+    let positions = launch::scratch(tokens, op, "positions", shape(count), DType::U32);
+    let starts = launch::output(tokens, op, "starts", shape(rows + 1), DType::U32);
     let plan = Plan::new(client, rows);
     let address = launch::address_type(&[tokens, &positions, &starts]);
     let ways = [

@@ -36,18 +36,16 @@ struct Plan {
     vectors: usize,
     /// Elements of a vector.
     size: usize,
-    /// Sums are added to what stands where they go.
-    adds: bool,
 }
 
 impl Plan {
-    fn new(client: &Client, width: usize, size: usize, adds: bool) -> Self {
+    fn new(client: &Client, width: usize, size: usize) -> Self {
         let most = client.properties().hardware.max_units_per_cube;
         let all = width / size;
         let lanes = (all.next_power_of_two() as u32).clamp(8, LANES).min(most);
         let parts = all.div_ceil(lanes as usize * VECTORS);
         let vectors = all.div_ceil(lanes as usize * parts);
-        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size, adds }
+        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size }
     }
 
     /// Vectors of a group.
@@ -174,19 +172,13 @@ fn write_row<F: Float, N: Size>(
     sum: &Array<Vector<f32, N>>,
     first: usize,
     width: usize,
-    #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
     #[unroll]
     for c in 0..comptime!(plan.vectors) {
         let column = first + comptime!(c * plan.lanes as usize);
         if column < width {
-            let at = row * width + column;
-            let mut value = sum[c];
-            if comptime!(adds) {
-                value += Vector::<f32, N>::cast_from(to[at]);
-            }
-            to[at] = Vector::cast_from(value);
+            to[row * width + column] = Vector::cast_from(sum[c]);
         }
     }
 }
@@ -251,7 +243,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                     add_groups::<N>(&mut sum, &mut shared, plan);
                     if group == 0 {
                         let slot = 2 * piece + end;
-                        write_row::<f32, N>(partials, slot, &sum, first, sizes.width, false, plan);
+                        write_row::<f32, N>(partials, slot, &sum, first, sizes.width, plan);
                     }
                 }
             }
@@ -262,11 +254,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
         let first = (at - row * sizes.parts) * comptime!(plan.span()) + UNIT_POS_X as usize;
         if row < sizes.rows {
             let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
-            let mut wanted = own.to - own.from <= PIECE;
-            if comptime!(plan.adds) {
-                wanted = wanted && own.to > own.from;
-            }
-            if wanted {
+            if own.to - own.from <= PIECE {
                 let mut sum = zeros::<N>(comptime!(plan.vectors));
                 add_rows::<E, N>(
                     &mut sum,
@@ -280,7 +268,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                     true,
                     plan,
                 );
-                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan.adds, plan);
+                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
             }
         }
     }
@@ -361,52 +349,39 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
             );
             add_groups::<N>(&mut sum, &mut shared, plan);
             if group == 0 {
-                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan.adds, plan);
+                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
             }
         }
     }
 }
 
-/// Where sums go.
-pub(super) enum To {
-    /// A tensor of so many rows in this element type.
-    New { rows: usize, dtype: DType },
-    /// What is known of them, with which they are added up, in its memory.
-    Known(CubeTensor),
-}
-
-/// dweight.
+/// dweight of `rows` rows in `dtype`.
 pub(super) fn sums(
     op: &'static str,
     dy: Rows,
     tokens: &CubeTensor,
     order: &Order,
-    to: To,
+    rows: usize,
+    dtype: DType,
 ) -> CubeTensor {
     let client = &dy.tensor.client;
-    let adds = matches!(to, To::Known(_));
-    let sums = match to {
-        To::New { rows, dtype } => {
-            let shape = Shape::new([rows, dy.width]);
-            launch::output(&dy.tensor, op, "grad.weight", shape, dtype)
-        }
-        To::Known(known) => known,
-    };
-    let rows = sums.meta.shape()[0];
-    let dtypes = [dy.tensor.dtype, sums.dtype, tokens.dtype].map(dtype_to_elem_type);
+    let shape = Shape::new([rows, dy.width]);
+    let sums = launch::output(&dy.tensor, op, "grad.weight", shape, dtype);
+    let dtypes = [dy.tensor.dtype, dtype, tokens.dtype].map(dtype_to_elem_type);
     let size = vector_size(client, [dy.tensor.dtype, DType::F32], &dy);
-    let plan = Plan::new(client, dy.width, size, adds);
+    let plan = Plan::new(client, dy.width, size);
     let (count, width) = (dy.rows, dy.width / size);
     let parts = width.div_ceil(plan.span());
     // Without a row that more tokens name than a piece has there are no pieces.
     let pieces = if count > PIECE { count.div_ceil(PIECE) } else { 0 };
     let slots = (2 * pieces).max(1);
-    let partials = launch::unread(&dy.tensor, Shape::new([slots, dy.width]), DType::F32);
+    let shape = Shape::new([slots, dy.width]);
+    let partials = launch::scratch(&dy.tensor, op, "pieces of rows", shape, DType::F32);
     let address = launch::address_type(&[&dy.tensor, tokens, &order.starts, &sums, &partials]);
     let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let cubes = pieces * parts + (rows * parts).div_ceil(plan.groups as usize);
-    let ways = [("pieces", pieces > 0), ("several parts", parts > 1), ("added", adds)];
+    let ways = [("pieces", pieces > 0), ("several parts", parts > 1)];
     launch::plans::note("sums of rows", &(&plan, address), &ways);
     // SAFETY: columns, rows and pieces are checked against their numbers; positions are those of rows of dy.
     unsafe {
