@@ -18,7 +18,7 @@ fn tokens(count: usize, rows: usize, seed: u64) -> Vec<i64> {
     let named = (rows - rows / 4).max(1);
     let token = |x: f64| {
         let at = (x.abs() * 1e4) as usize;
-        if at % 3 == 0 { named / 2 } else { at % named }
+        if at.is_multiple_of(3) { named / 2 } else { at % named }
     };
     numbers(count, seed, 0.0).into_iter().map(|x| token(x) as i64).collect()
 }
