@@ -87,7 +87,7 @@ struct Range {
     to: usize,
 }
 
-/// Adds rows `range` of what `order` names, of all if there is none, to `sum`.
+/// Adds every `step`th row of `range` to `sum`; if `ordered`, of the rows in the order that `order` names.
 #[cube]
 fn add_rows<E: Float, N: Size>(
     sum: &mut Array<Vector<f32, N>>,
