@@ -66,7 +66,7 @@ pub use error::OpError;
 /// Everything a model needs.
 pub mod prelude {
     pub use crate::OpError;
-    pub use crate::adamw::{AdamWOptions, Moving, adamw};
+    pub use crate::adamw::{AdamWBatch, AdamWOptions, Moving, adamw};
     pub use crate::add_rms_norm::add_rms_norm;
     pub use crate::attention::{
         AttentionOptions, Documents, attention, attention_cached, attention_documents,
@@ -84,7 +84,7 @@ pub mod prelude {
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;
     pub use crate::rope::{RopeLayout, RopeOptions, RopeTable, rope, rope_qk, rope_qkv};
-    pub use crate::sum_squares::sum_squares;
+    pub use crate::sum_squares::{SumSquaresBatch, sum_squares};
     pub use crate::swiglu::swiglu;
     pub use crate::swiglu_mlp::swiglu_mlp;
     pub use crate::tril_matmul::tril_matmul;

@@ -170,3 +170,87 @@ fn what_does_not_fit_is_named() {
         assert_eq!(found, expected);
     }
 }
+
+/// Several parameters of a rank, with gradients of an element type.
+fn add<const D: usize>(
+    batch: &mut AdamWBatch,
+    shapes: &[[usize; D]],
+    dtype: DType,
+    scale: Option<&Tensor<1>>,
+    device: &Device,
+) -> Vec<[Vec<f64>; 3]> {
+    let mut expected = vec![];
+    for (seed, shape) in shapes.iter().enumerate() {
+        let width = shape[D - 1];
+        let (of, _) = given(
+            [shape.iter().product::<usize>() / width, width],
+            dtype,
+            50 + seed as u64,
+            device,
+        );
+        let [value, grad, first, second] = of.map(|of| of.reshape(*shape));
+        let of = || Moving { value: value.clone(), first: first.clone(), second: second.clone() };
+        let alone = adamw(of(), grad.clone(), scale.cloned(), OPTIONS).unwrap();
+        expected.push([values(&alone.value), values(&alone.first), values(&alone.second)]);
+        batch.push(of(), grad).unwrap();
+    }
+    expected
+}
+
+/// More than a launch takes, of several ranks, element types and sizes of vectors, some without elements.
+#[test]
+fn together_they_move_as_each_alone() {
+    for device in devices() {
+        for scale in [None, Some(Tensor::<1>::full([1], 0.5, &device))] {
+            let mut batch = AdamWBatch::new(scale.clone(), OPTIONS).unwrap();
+            let scale = scale.as_ref();
+            let rows: Vec<[usize; 1]> = (1..40).map(|k| [k * 96 - k % 3]).collect();
+            let mut expected = vec![add(&mut batch, &rows, DType::F32, scale, &device)];
+            for dtype in dtypes(&device) {
+                let shapes = [[37, 768], [5, 257], [0, 3], [1, 1]];
+                expected.push(add(&mut batch, &shapes, dtype, scale, &device));
+            }
+            expected.push(add(&mut batch, &[[2, 3, 64], [1, 5, 7]], DType::F32, scale, &device));
+            let mut moved = batch.step();
+            let last = expected.len() - 1;
+            for (k, expected) in expected.into_iter().enumerate() {
+                for expected in expected {
+                    let found = match k {
+                        0 => all(moved.take::<1>().unwrap()),
+                        k if k == last => all(moved.take::<3>().unwrap()),
+                        _ => all(moved.take::<2>().unwrap()),
+                    };
+                    assert_eq!(found, expected, "{device:?}");
+                }
+            }
+            assert!(moved.take::<1>().is_none());
+        }
+    }
+}
+
+fn all<const D: usize>(of: Moving<D>) -> [Vec<f64>; 3] {
+    [values(&of.value), values(&of.first), values(&of.second)]
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn parameters_that_nobody_else_holds_share_a_launch_and_stay_in_their_memory() {
+    for device in devices().into_iter().filter(kiln_ops::device::is_cuda) {
+        let mut batch = AdamWBatch::new(None, OPTIONS).unwrap();
+        // No other test has so many of one kind, and all of a process are heard.
+        for seed in 0..17 {
+            let (of, _) = given([seed as usize + 1, 256], DType::BF16, seed, &device);
+            let [value, grad, first, second] = of;
+            batch.push(Moving { value, first, second }, grad).unwrap();
+        }
+        let (moved, plans) = kiln_ops::launch::plans::listen(|| {
+            let mut moved = batch.step();
+            let all: Vec<_> = std::iter::from_fn(|| moved.take::<2>()).map(all).collect();
+            all
+        });
+        assert_eq!(moved.len(), 17);
+        let one =
+            |plan: &&String| plan.contains("count: 17") && plan.ends_with("in place, several");
+        assert_eq!(plans.iter().filter(one).count(), 1, "{plans:?}");
+    }
+}

@@ -120,3 +120,33 @@ fn what_does_not_fit_is_named() {
         "sum_squares: `sums` is F64, expected F32"
     );
 }
+
+/// More tensors than a launch takes, of several ranks and element types: each begins at a sum of its own.
+#[test]
+fn a_batch_is_one_tensor_after_the_other() {
+    for device in devices() {
+        for count in [1, 5, 1024] {
+            let mut batch = SumSquaresBatch::new();
+            let (sums, mut expected) =
+                tensor(&numbers(count, 9, 1.0), [count], DType::F32, &device);
+            let mut number = 0;
+            for dtype in dtypes(&device) {
+                for k in 0..20 {
+                    let size = [k * 311 + 1, 4096, 12_345][k % 3];
+                    let (x, held) = tensor(&numbers(size, k as u64, 0.1), [size], dtype, &device);
+                    match k % 2 {
+                        0 => batch.push(x).unwrap(),
+                        _ => batch.push(x.reshape([1, 1, size])).unwrap(),
+                    }
+                    expected.rotate_left(number % count);
+                    expected = oracle::forward(&held, &expected);
+                    expected.rotate_right(number % count);
+                    number += 1;
+                }
+                batch.push(Tensor::<2>::zeros([0, 3], &device).cast(dtype)).unwrap();
+            }
+            let found = values(&batch.sum(sums).unwrap());
+            assert_near(&found, &expected, DType::F32, 8, &format!("{count} sums, {device:?}"));
+        }
+    }
+}

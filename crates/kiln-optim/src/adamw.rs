@@ -3,8 +3,8 @@
 use crate::rule::{Member, Moved, Pace};
 use crate::{Optimizer, Settings};
 use burn::config::Config;
-use burn::tensor::DType;
-use kiln_ops::adamw::{AdamWOptions, Moving, adamw, reference};
+use burn::tensor::{DType, Tensor};
+use kiln_ops::adamw::{AdamWBatch, AdamWOptions, Moving, adamw, reference};
 
 /// Configuration of AdamW, for all parameters or one group.
 #[derive(Config, Debug, PartialEq)]
@@ -29,20 +29,39 @@ impl AdamWConfig {
         Optimizer::new(Settings::from(self.clone()))
     }
 
+    /// A step of parameters that are added to it, each f32.
+    pub(crate) fn batch(&self, pace: &Pace) -> AdamWBatch {
+        AdamWBatch::new(pace.scale.clone(), self.options(pace)).unwrap_or_else(|e| panic!("{e}"))
+    }
+
     /// One step of one parameter. Its state is the two moments.
     pub(crate) fn step<const D: usize>(&self, member: Member<D>, pace: &Pace) -> Moved<D> {
-        let Member { value, grad, state } = member;
-        let state: [_; 2] = state.try_into().expect("two moments");
-        let [first, second] = state.map(|moment| moment.unwrap_or_else(|| value.zeros_like()));
-        let Self { beta1, beta2, eps, weight_decay } = *self;
-        let Pace { learning_rate, step, ref scale } = *pace;
-        let options = AdamWOptions { learning_rate, beta1, beta2, eps, weight_decay, step };
-        let (of, scale) = (Moving { value, first, second }, scale.clone());
-        let Moving { value, first, second } = match of.value.dtype() {
+        let (of, grad) = moving(member);
+        let (scale, options) = (pace.scale.clone(), self.options(pace));
+        moved(match of.value.dtype() {
             DType::F32 => adamw(of, grad, scale, options).unwrap_or_else(|e| panic!("{e}")),
             // In the element type of the parameter.
             _ => reference::adamw(of, grad, scale, options),
-        };
-        Moved { value, state: vec![first, second] }
+        })
     }
+
+    fn options(&self, pace: &Pace) -> AdamWOptions {
+        let Self { beta1, beta2, eps, weight_decay } = *self;
+        let Pace { learning_rate, step, .. } = *pace;
+        AdamWOptions { learning_rate, beta1, beta2, eps, weight_decay, step }
+    }
+}
+
+/// A parameter with its moments, zeros before its first step, and its gradient.
+pub(crate) fn moving<const D: usize>(member: Member<D>) -> (Moving<D>, Tensor<D>) {
+    let Member { value, grad, state } = member;
+    let state: [_; 2] = state.try_into().expect("two moments");
+    let [first, second] = state.map(|moment| moment.unwrap_or_else(|| value.zeros_like()));
+    (Moving { value, first, second }, grad)
+}
+
+/// It after its step.
+pub(crate) fn moved<const D: usize>(of: Moving<D>) -> Moved<D> {
+    let Moving { value, first, second } = of;
+    Moved { value, state: vec![first, second] }
 }

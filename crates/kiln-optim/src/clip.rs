@@ -5,8 +5,8 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
-use kiln_ops::prelude::sum_squares;
+use burn::tensor::{DType, Device, Tensor};
+use kiln_ops::prelude::SumSquaresBatch;
 
 /// Sums that squares are spread over: cubes that work at a time.
 const SUMS: usize = 1024;
@@ -17,27 +17,29 @@ const SUMS: usize = 1024;
 pub fn global_norm<M: Module>(module: &M, grads: &GradientsParams) -> Tensor<1> {
     struct Squares<'a> {
         grads: &'a GradientsParams,
-        sums: Option<Tensor<1>>,
+        batch: SumSquaresBatch,
+        device: Option<Device>,
     }
     impl ModuleVisitor for Squares<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(grad) = self.grads.get::<D>(param.id) {
-                let zeros = || Tensor::zeros([SUMS], (&grad.device(), DType::F32));
-                let sums = self.sums.take().unwrap_or_else(zeros);
+                self.device.get_or_insert_with(|| grad.device());
                 let grad = match grad.dtype() {
                     DType::F32 | DType::BF16 | DType::F16 => grad,
                     _ => grad.cast(DType::F32),
                 };
-                // One launch, on what the launch before has left.
-                let sums = sum_squares(grad, sums).unwrap_or_else(|error| panic!("{error}"));
-                self.sums = Some(sums);
+                self.batch.push(grad).unwrap_or_else(|error| panic!("{error}"));
             }
         }
     }
-    let mut squares = Squares { grads, sums: None };
+    let mut squares = Squares { grads, batch: SumSquaresBatch::new(), device: None };
     module.visit(&mut squares);
-    match squares.sums {
-        Some(sums) => sums.sum().sqrt(),
+    match squares.device {
+        Some(device) => {
+            let zeros = Tensor::zeros([SUMS], (&device, DType::F32));
+            let sums = squares.batch.sum(zeros).unwrap_or_else(|error| panic!("{error}"));
+            sums.sum().sqrt()
+        }
         None => {
             let device = module.devices().into_iter().next().unwrap_or_default();
             Tensor::zeros([1], &device.inner())

@@ -2,15 +2,17 @@
 //! by the rule of their group, and put back.
 //!
 //! A batch is what a rule that works on many matrices at once wants, those of one group and one shape; or one
-//! parameter.
+//! parameter, which AdamW moves together with all others of its group.
 
+use crate::adamw;
 use crate::groups::{GroupIndex, Groups, Settings};
 use crate::names::{Names, Naming};
-use crate::rule::{Member, Pace};
+use crate::rule::{self, Member, Pace};
 use crate::state::{Load, Save, State, StateError};
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, ParamMapper};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use kiln_ops::adamw::{AdamWBatch, AdamWMoved};
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 
@@ -76,11 +78,33 @@ impl Optimizer {
         let module = module.map(&mut gather);
         let batches = gather.batches.list;
         let mut moved = HashMap::new();
-        for (group, batch) in batches {
+        let mut by_adamw: Vec<Together> = vec![];
+        for (group, mut batch) in batches {
             let settings = self.groups.settings(group);
             let learning_rate = learning_rate * settings.learning_rate_scale;
             let pace = Pace { learning_rate, step: self.steps, scale: scale.clone() };
-            batch.step(settings, &pace, &mut self.state, &mut moved);
+            match settings.rule.adamw(batch.rank()) {
+                Some(config) if batch.is_f32() => {
+                    let place = (group, batch.device());
+                    let at =
+                        by_adamw.iter().position(|of| of.place == place).unwrap_or_else(|| {
+                            let of = config.batch(&pace);
+                            by_adamw.push(Together { place, of, batches: vec![] });
+                            by_adamw.len() - 1
+                        });
+                    batch.join(&mut by_adamw[at].of);
+                    by_adamw[at].batches.push(batch);
+                }
+                _ => batch.step(settings, &pace, &mut self.state, &mut moved),
+            }
+        }
+        // All of a group at once, whatever their shapes.
+        for Together { place: (group, _), of, batches } in by_adamw {
+            let settings = self.groups.settings(group);
+            let mut stepped = of.step();
+            for batch in batches {
+                batch.part(&mut stepped, settings, &mut self.state, &mut moved);
+            }
         }
         module.map(&mut PutBack { moved })
     }
@@ -121,6 +145,13 @@ impl Optimizer {
     }
 }
 
+/// Batches that AdamW moves at once: those of one group on one device.
+struct Together {
+    place: (GroupIndex, Option<Device>),
+    of: AdamWBatch,
+    batches: Vec<Box<dyn AnyBatch>>,
+}
+
 /// Parameters that were taken out of the module.
 #[derive(Default)]
 struct Batches {
@@ -135,7 +166,8 @@ impl Batches {
         &mut self,
         (group, joined): (GroupIndex, bool),
         shape: Shape,
-        taken: Taken<D>,
+        member: Member<D>,
+        rest: Rest<D>,
     ) {
         let new = self.list.len();
         let index = match joined {
@@ -143,25 +175,42 @@ impl Batches {
             false => new,
         };
         if index == new {
-            self.list.push((group, Box::new(Batch::<D>(Vec::new()))));
+            self.list.push((group, Box::new(Batch::<D> { members: vec![], rest: vec![] })));
         }
         let batch = self.list[index].1.as_any().downcast_mut::<Batch<D>>();
-        batch.expect("one shape has one rank").0.push(taken);
+        let batch = batch.expect("one shape has one rank");
+        batch.members.push(member);
+        batch.rest.push(rest);
     }
 }
 
-/// A parameter out of its module.
-struct Taken<const D: usize> {
+/// What a parameter is beside its value, while that is out of its module.
+struct Rest<const D: usize> {
     id: ParamId,
     name: String,
-    member: Member<D>,
-    /// What the parameter is beside its value.
     mapper: ParamMapper<Tensor<D>>,
     checkpointing: Option<burn::tensor::GradientCheckpointingStrategy>,
 }
 
+impl<const D: usize> Rest<D> {
+    fn done(self, of: rule::Moved<D>, settings: &Settings, state: &mut State, to: &mut Moved) {
+        let Self { id, name, mapper, checkpointing } = self;
+        state.put(&name, settings.rule.state(D), of.state);
+        let mut value = of.value.autodiff();
+        if let Some(strategy) = checkpointing {
+            value = value.with_gradient_checkpointing_strategy(strategy);
+        }
+        // Only parameters that require a gradient have one.
+        let param = Param::from_mapped_value(id, value.require_grad(), mapper);
+        to.insert(id, Box::new(param));
+    }
+}
+
 /// Parameters of one group and one shape, or one.
-struct Batch<const D: usize>(Vec<Taken<D>>);
+struct Batch<const D: usize> {
+    members: Vec<Member<D>>,
+    rest: Vec<Rest<D>>,
+}
 
 /// Parameters by id, each a `Param<Tensor<D>>` of its own rank.
 type Moved = HashMap<ParamId, Box<dyn Any>>;
@@ -170,7 +219,26 @@ type Moved = HashMap<ParamId, Box<dyn Any>>;
 trait AnyBatch {
     fn as_any(&mut self) -> &mut dyn Any;
 
+    fn rank(&self) -> usize;
+
+    fn is_f32(&self) -> bool;
+
+    /// Of the first.
+    fn device(&self) -> Option<Device>;
+
     fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved);
+
+    /// Adds its parameters to those that AdamW moves at once.
+    fn join(&mut self, together: &mut AdamWBatch);
+
+    /// Takes them back.
+    fn part(
+        self: Box<Self>,
+        stepped: &mut AdamWMoved,
+        settings: &Settings,
+        state: &mut State,
+        to: &mut Moved,
+    );
 }
 
 impl<const D: usize> AnyBatch for Batch<D> {
@@ -178,23 +246,43 @@ impl<const D: usize> AnyBatch for Batch<D> {
         self
     }
 
+    fn rank(&self) -> usize {
+        D
+    }
+
+    fn is_f32(&self) -> bool {
+        self.members.iter().all(|member| member.value.dtype() == DType::F32)
+    }
+
+    fn device(&self) -> Option<Device> {
+        self.members.first().map(|member| member.value.device())
+    }
+
     fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved) {
-        let mut members = Vec::with_capacity(self.0.len());
-        let mut rest = Vec::with_capacity(self.0.len());
-        for Taken { id, name, member, mapper, checkpointing } in self.0 {
-            members.push(member);
-            rest.push((id, name, mapper, checkpointing));
-        }
+        let Self { members, rest } = *self;
         let moved = settings.rule.step(members, pace);
-        for (moved, (id, name, mapper, checkpointing)) in moved.into_iter().zip(rest) {
-            state.put(&name, settings.rule.state(D), moved.state);
-            let mut value = moved.value.autodiff();
-            if let Some(strategy) = checkpointing {
-                value = value.with_gradient_checkpointing_strategy(strategy);
-            }
-            // Only parameters that require a gradient have one.
-            let param = Param::from_mapped_value(id, value.require_grad(), mapper);
-            to.insert(id, Box::new(param));
+        for (moved, rest) in moved.into_iter().zip(rest) {
+            rest.done(moved, settings, state, to);
+        }
+    }
+
+    fn join(&mut self, together: &mut AdamWBatch) {
+        for member in std::mem::take(&mut self.members) {
+            let (of, grad) = adamw::moving(member);
+            together.push(of, grad).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
+    fn part(
+        self: Box<Self>,
+        stepped: &mut AdamWMoved,
+        settings: &Settings,
+        state: &mut State,
+        to: &mut Moved,
+    ) {
+        for rest in self.rest {
+            let moved = stepped.take::<D>().expect("all that joined come back");
+            rest.done(adamw::moved(moved), settings, state, to);
         }
     }
 }
@@ -231,8 +319,8 @@ impl ModuleMapper for Gather<'_> {
         let (id, parameter, mapper) = param.consume();
         let checkpointing = parameter.gradient_checkpointing_strategy();
         let member = Member { value: parameter.inner(), grad, state };
-        let taken = Taken { id, name, member, mapper, checkpointing };
-        self.batches.push(place, shape.clone(), taken);
+        let rest = Rest { id, name, mapper, checkpointing };
+        self.batches.push(place, shape.clone(), member, rest);
         let taken = |_: &_, _| unreachable!("a parameter is put back before anybody looks at it");
         Param::uninitialized(id, taken, device, true, shape)
     }
@@ -256,7 +344,6 @@ impl ModuleMapper for PutBack {
 mod tests {
     use super::*;
     use crate::rule::Rule;
-    use burn::tensor::Device;
 
     /// Two matrices of one shape with one of another between them, and a third that stands in a group.
     #[derive(Module, Debug)]

@@ -79,15 +79,26 @@ impl Rule {
         }
     }
 
+    /// The AdamW that moves parameters of this rank, if one does.
+    pub(crate) fn adamw(&self, rank: usize) -> Option<&AdamWConfig> {
+        match self {
+            Self::Muon(_) if rank >= 2 => None,
+            Self::AdamW(config) | Self::Muon(MuonConfig { adamw: config, .. }) => Some(config),
+            #[cfg(test)]
+            Self::Together => None,
+        }
+    }
+
     /// One step of a batch; they come back in their order.
     pub(crate) fn step<const D: usize>(&self, batch: Vec<Member<D>>, pace: &Pace) -> Vec<Moved<D>> {
-        match self {
-            Self::Muon(config) if D >= 2 => config.step(batch, pace),
-            Self::AdamW(config) | Self::Muon(MuonConfig { adamw: config, .. }) => {
+        match (self, self.adamw(D)) {
+            (_, Some(config)) => {
                 batch.into_iter().map(|member| config.step(member, pace)).collect()
             }
+            (Self::Muon(config), None) => config.step(batch, pace),
             #[cfg(test)]
-            Self::Together => together(batch, pace),
+            (Self::Together, None) => together(batch, pace),
+            (Self::AdamW(_), None) => unreachable!("AdamW moves parameters of every rank"),
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The kernel: elementwise, a vector of each tensor for a unit, all loads before the first result.
 
-use super::OP;
-use super::backend::Step;
+use super::backend::{Stepped, Steps};
+use super::{AdamWOptions, OP};
+use crate::autodiff::List;
 use crate::launch::{self, Rows};
 use crate::swiglu::kernel::{flatten, place};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::untile;
 use burn_cubecl::tensor::CubeTensor;
@@ -26,21 +28,38 @@ struct Numbers {
     kept: f32,
 }
 
-/// Sizes in vectors: elements, those of a row, and the distances of rows.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Sizes {
+/// A parameter as it is read. Sizes are in vectors: elements, those of a row, and the distances of rows.
+#[derive(CubeType, CubeLaunch)]
+struct Read<E: Float, N: Size> {
+    value: Box<[Vector<f32, N>]>,
+    grad: Box<[Vector<E, N>]>,
+    first: Box<[Vector<f32, N>]>,
+    second: Box<[Vector<f32, N>]>,
     vectors: usize,
     width: usize,
-    value: usize,
-    grad: usize,
-    first: usize,
-    second: usize,
+    value_stride: usize,
+    grad_stride: usize,
+    first_stride: usize,
+    second_stride: usize,
+    /// The first of its cubes, and the one behind the last.
+    cubes: usize,
+    end: usize,
+}
+
+/// The same as it is written.
+#[derive(CubeType, CubeLaunch)]
+struct Written<N: Size> {
+    value: Box<[Vector<f32, N>]>,
+    first: Box<[Vector<f32, N>]>,
+    second: Box<[Vector<f32, N>]>,
 }
 
 /// What a kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     units: u32,
+    /// Parameters of the launch.
+    count: usize,
     /// Whether the tensors are rows at distances of their own.
     strided: bool,
     /// Whether gradients are scaled.
@@ -49,71 +68,153 @@ struct Plan {
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn adamw_kernel<E: Float, N: Size>(
-    value: &[Vector<f32, N>],
-    grad: &[Vector<E, N>],
-    first: &[Vector<f32, N>],
-    second: &[Vector<f32, N>],
+    of: &Sequence<Read<E, N>>,
     scale: &[f32],
-    new_value: &mut [Vector<f32, N>],
-    new_first: &mut [Vector<f32, N>],
-    new_second: &mut [Vector<f32, N>],
+    new: &mut Sequence<Written<N>>,
     numbers: Numbers,
-    sizes: Sizes,
     #[comptime] plan: Plan,
     #[define(E)] _dtype: ElemType,
 ) {
-    let i = CUBE_POS * comptime!(plan.units as usize) + UNIT_POS_X as usize;
-    if i < sizes.vectors {
-        let p = value[place(i, sizes.width, sizes.value, plan.strided)];
-        let g = Vector::<f32, N>::cast_from(grad[place(i, sizes.width, sizes.grad, plan.strided)]);
-        let m = first[place(i, sizes.width, sizes.first, plan.strided)];
-        let v = second[place(i, sizes.width, sizes.second, plan.strided)];
-        let mut g = g;
-        if comptime!(plan.scaled) {
-            g *= Vector::new(scale[0]);
+    // Each cube is one parameter's.
+    #[unroll]
+    for k in 0..plan.count {
+        let of = &of[k];
+        let i = (CUBE_POS - of.cubes) * comptime!(plan.units as usize) + UNIT_POS_X as usize;
+        if CUBE_POS >= of.cubes && CUBE_POS < of.end && i < of.vectors {
+            let new = &mut new[k];
+            let p = of.value[place(i, of.width, of.value_stride, plan.strided)];
+            let g = of.grad[place(i, of.width, of.grad_stride, plan.strided)];
+            let m = of.first[place(i, of.width, of.first_stride, plan.strided)];
+            let v = of.second[place(i, of.width, of.second_stride, plan.strided)];
+            let mut g = Vector::<f32, N>::cast_from(g);
+            if comptime!(plan.scaled) {
+                g *= Vector::new(scale[0]);
+            }
+            let m = m * Vector::new(numbers.beta1) + g * Vector::new(numbers.new1);
+            let v = v * Vector::new(numbers.beta2) + g * g * Vector::new(numbers.new2);
+            let divisor = v.sqrt() * Vector::new(numbers.root) + Vector::new(numbers.eps);
+            let update = m * Vector::new(numbers.rate) / divisor;
+            new.value[i] = p * Vector::new(numbers.kept) - update;
+            new.first[i] = m;
+            new.second[i] = v;
         }
-        let m = m * Vector::new(numbers.beta1) + g * Vector::new(numbers.new1);
-        let v = v * Vector::new(numbers.beta2) + g * g * Vector::new(numbers.new2);
-        let divisor = v.sqrt() * Vector::new(numbers.root) + Vector::new(numbers.eps);
-        let update = m * Vector::new(numbers.rate) / divisor;
-        new_value[i] = p * Vector::new(numbers.kept) - update;
-        new_first[i] = m;
-        new_second[i] = v;
     }
 }
 
-/// p, m and v after a step.
-pub(super) fn adamw(of: Step<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let Step { value, grad, first, second, scale, options } = of;
-    let (client, dtype, scale) = (value.client.clone(), grad.dtype, scale.option());
-    let elements = value.meta.num_elements();
-    let [value, first, second] = [value, first, second].map(untile);
-    let mut reused = 0;
-    let mut out = |name: &'static str, of: &CubeTensor| {
-        if launch::reusable(of) {
-            reused += 1;
-            return of.clone();
-        }
-        launch::output(of, OP, name, of.meta.shape().clone(), of.dtype)
+/// A parameter on the host.
+struct Single {
+    value: Rows,
+    grad: Rows,
+    first: Rows,
+    second: Rows,
+    /// Where p, m and v go.
+    new: [CubeTensor; 3],
+    reused: bool,
+    kind: Kind,
+}
+
+/// What those of one launch have in common.
+#[derive(Clone, Copy, PartialEq)]
+struct Kind {
+    dtype: DType,
+    /// Elements of a vector.
+    size: usize,
+    strided: bool,
+    address: AddressType,
+}
+
+impl Single {
+    fn new([value, grad, first, second]: [CubeTensor; 4]) -> Self {
+        let (client, dtype) = (value.client.clone(), grad.dtype);
+        let [value, first, second] = [value, first, second].map(untile);
+        let mut reused = false;
+        let mut out = |name: &'static str, of: &CubeTensor| {
+            if launch::reusable(of) {
+                reused = true;
+                return of.clone();
+            }
+            launch::output(of, OP, name, of.meta.shape().clone(), of.dtype)
+        };
+        let new = [out("value", &value), out("first", &first), out("second", &second)];
+        let mut rows = [value, grad, first, second].map(Rows::new);
+        let strided = flatten(&mut rows);
+        let [value, grad, first, second] = rows;
+        let size = launch::vector_size(&client, value.tensor.dtype, &[&value, &first, &second])
+            .min(launch::vector_size(&client, dtype, &[&grad]));
+        let [all, of_grad, of_first, of_second] =
+            [&value, &grad, &first, &second].map(|of| &of.tensor);
+        let address = launch::address_type(&[all, of_grad, of_first, of_second, &new[0]]);
+        let kind = Kind { dtype, size, strided, address };
+        Self { value, grad, first, second, new, reused, kind }
+    }
+
+    fn vectors(&self) -> usize {
+        self.new[0].meta.num_elements() / self.kind.size
+    }
+
+    fn read<E: Float, N: Size>(&self, [first_cube, end]: [usize; 2]) -> ReadLaunch<E, N> {
+        let size = self.kind.size;
+        ReadLaunch::new(
+            self.value.tensor.clone().into_buffer_arg(),
+            self.grad.tensor.clone().into_buffer_arg(),
+            self.first.tensor.clone().into_buffer_arg(),
+            self.second.tensor.clone().into_buffer_arg(),
+            self.vectors(),
+            self.value.width / size,
+            self.value.stride / size,
+            self.grad.stride / size,
+            self.first.stride / size,
+            self.second.stride / size,
+            first_cube,
+            end,
+        )
+    }
+
+    fn written<N: Size>(&self) -> WrittenLaunch<N> {
+        let [value, first, second] = self.new.clone().map(CubeTensor::into_buffer_arg);
+        WrittenLaunch::new(value, first, second)
+    }
+}
+
+/// p, m and v after a step: a launch for as many parameters as have their gradients and sizes in common, where the device
+/// binds so many buffers.
+pub(super) fn adamw(of: Steps<CubeBackend>) -> Stepped<CubeBackend> {
+    let Steps { values, grads, firsts, seconds, scale, options } = of;
+    let [values, grads, firsts, seconds] = [values, grads, firsts, seconds].map(List::into_vec);
+    let mut all = vec![];
+    for (((value, grad), first), second) in values.into_iter().zip(grads).zip(firsts).zip(seconds) {
+        all.push(Single::new([value, grad, first, second]));
+    }
+    let new: Vec<[CubeTensor; 3]> = all.iter().map(|of| of.new.clone()).collect();
+    let most = match launch::binds_many(&new[0][0].client) {
+        true => List::<CubeBackend>::MOST,
+        false => 1,
     };
-    let new = [out("value", &value), out("first", &first), out("second", &second)];
-    let mut rows = [value, grad, first, second].map(Rows::new);
-    let strided = flatten(&mut rows);
-    let [value, grad, first, second] = rows;
-    let size = launch::vector_size(&client, value.tensor.dtype, &[&value, &first, &second])
-        .min(launch::vector_size(&client, dtype, &[&grad]));
+    let scale = scale.option();
+    while let Some(kind) = all.first().map(|of| of.kind) {
+        let mut some = vec![];
+        let mut rest = vec![];
+        for of in all {
+            let to = if of.kind == kind && some.len() < most { &mut some } else { &mut rest };
+            to.push(of);
+        }
+        step(some, kind, scale.clone(), options);
+        all = rest;
+    }
+    let of = |k: usize| new.iter().map(|new| new[k].clone()).collect();
+    Stepped { values: of(0), firsts: of(1), seconds: of(2) }
+}
+
+/// One launch.
+fn step(all: Vec<Single>, kind: Kind, scale: Option<CubeTensor>, options: AdamWOptions) {
+    let Kind { dtype, size, strided, address } = kind;
+    let like = &all[0].new[0];
+    let client = like.client.clone();
     let units = UNITS.min(client.properties().hardware.max_units_per_cube);
-    let plan = Plan { units, strided, scaled: scale.is_some() };
-    let scale = scale.unwrap_or_else(|| launch::unused(&value.tensor, value.tensor.dtype));
-    let address = launch::address_type(&[
-        &value.tensor,
-        &grad.tensor,
-        &first.tensor,
-        &second.tensor,
-        &new[0],
-    ]);
-    launch::plans::note("adamw", &(&plan, size, address), &[("in place", reused > 0)]);
-    let vectors = elements / size;
+    let plan = Plan { units, count: all.len(), strided, scaled: scale.is_some() };
+    let scale = scale.unwrap_or_else(|| launch::unused(like, like.dtype));
+    let ways = [("in place", all.iter().any(|of| of.reused)), ("several", all.len() > 1)];
+    launch::plans::note("adamw", &(&plan, size, address), &ways);
     let numbers = NumbersLaunch::new(
         options.beta1 as f32,
         (1.0 - options.beta1) as f32,
@@ -124,38 +225,29 @@ pub(super) fn adamw(of: Step<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTenso
         options.eps as f32,
         options.kept() as f32,
     );
-    let sizes = SizesLaunch::new(
-        vectors,
-        value.width / size,
-        value.stride / size,
-        grad.stride / size,
-        first.stride / size,
-        second.stride / size,
-    );
-    let [new_value, new_first, new_second] = new.clone();
-    // SAFETY: a unit keeps to vectors below their number, which all tensors hold; of a tensor that is written in its
-    // place it has read what it writes.
+    let (mut read, mut written) = (SequenceArg::new(), SequenceArg::new());
+    let mut cubes = 0;
+    for of in &all {
+        let first = cubes;
+        cubes += of.vectors().div_ceil(units as usize);
+        read.push(of.read([first, cubes]));
+        written.push(of.written());
+    }
+    // SAFETY: a unit keeps to vectors below their number, which all tensors of its parameter hold; of a tensor that is
+    // written in its place it has read what it writes.
     unsafe {
         adamw_kernel::launch_unchecked(
             &client,
-            launch::grid(&client, vectors.div_ceil(units as usize)),
+            launch::grid(&client, cubes),
             CubeDim::new_1d(units),
             address,
             size,
-            value.tensor.into_buffer_arg(),
-            grad.tensor.into_buffer_arg(),
-            first.tensor.into_buffer_arg(),
-            second.tensor.into_buffer_arg(),
+            read,
             scale.into_buffer_arg(),
-            new_value.into_buffer_arg(),
-            new_first.into_buffer_arg(),
-            new_second.into_buffer_arg(),
+            written,
             numbers,
-            sizes,
             plan,
             dtype_to_elem_type(dtype),
         );
     }
-    let [value, first, second] = new;
-    (value, first, second)
 }

@@ -23,7 +23,8 @@ pub mod reference;
 use crate::OpError;
 use crate::check::Check;
 use crate::policy::{self, Choice};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
+use std::any::Any;
 
 const OP: &str = "adamw";
 
@@ -98,7 +99,8 @@ pub struct Moving<const D: usize> {
 /// * `grad`: the same shape, f32, bf16 or f16.
 /// * `scale`: `[1]`, f32: s; none is 1.
 ///
-/// On CUDA each of the three is in the memory that it was in, if nobody else holds that and it has no gaps.
+/// On CUDA each of the three is in the memory that it was in, if nobody else holds that and it has no gaps. For many
+/// parameters there is [`AdamWBatch`].
 ///
 /// # Errors
 ///
@@ -110,38 +112,164 @@ pub fn adamw<const D: usize>(
     scale: Option<Tensor<1>>,
     options: AdamWOptions,
 ) -> Result<Moving<D>, OpError> {
-    let check = Check(OP);
-    let tracked = of.value.is_autodiff();
-    let Moving { value, first, second } = of;
-    let [value, first, second] = [value, first, second].map(Tensor::inner);
-    let (grad, scale) = (grad.inner(), scale.map(Tensor::inner));
-    check.dtype("value", &value, &[DType::F32])?;
-    check.float("grad", &grad)?;
-    let (shape, device) = (value.dims(), value.device());
-    for (name, tensor) in [("grad", &grad), ("first", &first), ("second", &second)] {
-        check.shape(name, &tensor.dims(), tensor.dims() == shape, format!("{shape:?}"))?;
-        check.device(name, &tensor.device(), &device)?;
-    }
-    for (name, moment) in [("first", &first), ("second", &second)] {
-        check.dtype(name, moment, &[DType::F32])?;
-    }
-    if let Some(scale) = &scale {
-        check.shape("scale", &scale.dims(), scale.dims() == [1], "[1]")?;
-        check.dtype("scale", scale, &[DType::F32])?;
-        check.device("scale", &scale.device(), &device)?;
-    }
-    options.check()?;
-    let of = Moving { value, first, second };
-    let moved = match shape.iter().product() {
-        0 => of,
-        elements => match policy::choose(OP, elements, &grad)? {
+    let mut batch = AdamWBatch::new(scale, options)?;
+    batch.push(of, grad)?;
+    Ok(batch.step().take().expect("one comes back for one"))
+}
+
+/// Parameters of any ranks and shapes that take a step with the same numbers: on CUDA up to 32 of them in one launch.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use kiln_ops::prelude::*;
+///
+/// let device = Device::flex();
+/// let mut batch = AdamWBatch::new(None, AdamWOptions::default())?;
+/// let zeros = Tensor::<2>::zeros([3, 4], &device);
+/// let weight = Moving { value: zeros.clone(), first: zeros.clone(), second: zeros.clone() };
+/// batch.push(weight, zeros + 1.0)?;
+/// let zeros = Tensor::<1>::zeros([4], &device);
+/// let bias = Moving { value: zeros.clone(), first: zeros.clone(), second: zeros.clone() };
+/// batch.push(bias, zeros - 1.0)?;
+/// let mut moved = batch.step();
+/// let weight: Moving<2> = moved.take().unwrap();
+/// let bias: Moving<1> = moved.take().unwrap();
+/// assert!(weight.value.max().into_scalar::<f32>() < 0.0);
+/// assert!(bias.value.min().into_scalar::<f32>() > 0.0);
+/// # }
+/// # Ok::<(), kiln_ops::OpError>(())
+/// ```
+pub struct AdamWBatch {
+    scale: Option<Tensor<1>>,
+    options: AdamWOptions,
+    /// Of all of them.
+    device: Option<Device>,
+    places: Vec<Place>,
+    #[cfg(feature = "cube")]
+    queue: Vec<backend::Single>,
+}
+
+/// A parameter of a batch.
+enum Place {
+    /// A [`Moving`] of its rank, after its step.
+    Done(Box<dyn Any>),
+    /// The next one of the queue.
+    #[cfg(feature = "cube")]
+    Queued {
+        /// Whether it comes back on the autodiff backend.
+        tracked: bool,
+        rank: usize,
+    },
+}
+
+impl AdamWBatch {
+    /// No parameters yet; `scale`, `[1]`, f32, is s, and none is 1.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] on a wrong shape, element type or number.
+    pub fn new(scale: Option<Tensor<1>>, options: AdamWOptions) -> Result<Self, OpError> {
+        let check = Check(OP);
+        let scale = scale.map(Tensor::inner);
+        if let Some(scale) = &scale {
+            check.shape("scale", &scale.dims(), scale.dims() == [1], "[1]")?;
+            check.dtype("scale", scale, &[DType::F32])?;
+        }
+        options.check()?;
+        Ok(Self {
+            device: scale.as_ref().map(Tensor::device),
+            scale,
+            options,
+            places: vec![],
             #[cfg(feature = "cube")]
-            Choice::Fused => backend::fused(of, grad, scale, options),
-            Choice::Reference => reference::adamw(of, grad, scale, options),
-        },
-    };
-    Ok(match tracked {
+            queue: vec![],
+        })
+    }
+
+    /// Adds a parameter, as [`adamw`] takes it.
+    ///
+    /// # Errors
+    ///
+    /// As there, and for a parameter on another device than `scale` and those before; it is not added then.
+    pub fn push<const D: usize>(&mut self, of: Moving<D>, grad: Tensor<D>) -> Result<(), OpError> {
+        let check = Check(OP);
+        let tracked = of.value.is_autodiff();
+        let Moving { value, first, second } = of;
+        let [value, first, second] = [value, first, second].map(Tensor::inner);
+        let grad = grad.inner();
+        check.dtype("value", &value, &[DType::F32])?;
+        check.float("grad", &grad)?;
+        let (shape, device) = (value.dims(), value.device());
+        for (name, tensor) in [("grad", &grad), ("first", &first), ("second", &second)] {
+            check.shape(name, &tensor.dims(), tensor.dims() == shape, format!("{shape:?}"))?;
+            check.device(name, &tensor.device(), &device)?;
+        }
+        for (name, moment) in [("first", &first), ("second", &second)] {
+            check.dtype(name, moment, &[DType::F32])?;
+        }
+        if let Some(of_batch) = &self.device {
+            check.device("value", &device, of_batch)?;
+        }
+        self.device = Some(device);
+        let of = Moving { value, first, second };
+        let moved = match shape.iter().product() {
+            0 => of,
+            elements => match policy::choose(OP, elements, &grad)? {
+                #[cfg(feature = "cube")]
+                Choice::Fused => {
+                    self.queue.push(backend::Single::new(of, grad));
+                    self.places.push(Place::Queued { tracked, rank: D });
+                    return Ok(());
+                }
+                Choice::Reference => reference::adamw(of, grad, self.scale.clone(), self.options),
+            },
+        };
+        self.places.push(Place::Done(Box::new(tracked_if(tracked, moved))));
+        Ok(())
+    }
+
+    /// The parameters after the step, in the order in which they were added.
+    pub fn step(self) -> AdamWMoved {
+        AdamWMoved {
+            places: self.places.into_iter(),
+            #[cfg(feature = "cube")]
+            queue: backend::fused(self.queue, self.scale, self.options).into_iter(),
+        }
+    }
+}
+
+fn tracked_if<const D: usize>(tracked: bool, moved: Moving<D>) -> Moving<D> {
+    match tracked {
         true => Moving { value: moved.value.autodiff(), ..moved },
         false => moved,
-    })
+    }
+}
+
+/// The parameters of an [`AdamWBatch`] after its step.
+pub struct AdamWMoved {
+    places: std::vec::IntoIter<Place>,
+    #[cfg(feature = "cube")]
+    queue: std::vec::IntoIter<backend::Done>,
+}
+
+const RANK: &str = "a parameter has the rank that it had";
+
+impl AdamWMoved {
+    /// The next parameter, none behind the last.
+    ///
+    /// # Panics
+    ///
+    /// If it has another rank than `D`.
+    pub fn take<const D: usize>(&mut self) -> Option<Moving<D>> {
+        Some(match self.places.next()? {
+            Place::Done(moved) => *moved.downcast().expect(RANK),
+            #[cfg(feature = "cube")]
+            Place::Queued { tracked, rank } => {
+                assert_eq!(rank, D, "{RANK}");
+                let moved = self.queue.next().expect("all that were queued come back");
+                tracked_if(tracked, moved.moving())
+            }
+        })
+    }
 }

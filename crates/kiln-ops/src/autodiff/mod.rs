@@ -9,11 +9,13 @@
 //! slot. The first leg to run wakes the hub with a dummy gradient, and the hub runs after all legs
 //! because the tape goes by depth; it finds the slots of the outputs that were used filled.
 
+mod list;
 mod maybe;
 
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 
+pub use list::{List, ListMetadata};
 pub(crate) use maybe::maybe;
 pub use maybe::{Maybe, MaybeMetadata};
 

@@ -231,6 +231,11 @@ pub(crate) fn plane_size(client: &Client) -> u32 {
     if fixed && client.features().plane.contains(Plane::Ops) { hardware.plane_size_max } else { 1 }
 }
 
+/// Whether a launch of the device takes more buffers than WebGPU promises, eight.
+pub(crate) fn binds_many(client: &Client) -> bool {
+    Hardware::of(client).ptx
+}
+
 /// The grid of one launch: at least `cubes` cubes within the device's limits; kernels check their position.
 pub fn grid(client: &Client, cubes: usize) -> CubeCount {
     let widest = client.properties().hardware.max_cube_count.0 as usize;

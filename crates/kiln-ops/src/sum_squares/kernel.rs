@@ -1,10 +1,13 @@
-//! The kernel: a cube has one of the sums, and takes every so many chunks.
+//! The kernel: a cube has one of the sums, and takes every so many chunks of each tensor.
 
 use super::{CHUNK, OP};
+use crate::autodiff::List;
 use crate::launch::{self, Rows};
 use crate::reduce::{self, RowUnits, Sums};
 use crate::swiglu::kernel::{flatten, place};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -18,16 +21,18 @@ struct Plan {
     row: RowUnits,
     /// Vectors of a chunk.
     vectors: usize,
-    /// Whether x is rows at a distance.
+    /// Tensors of the launch.
+    count: usize,
+    /// Whether they are rows at a distance.
     strided: bool,
 }
 
 impl Plan {
-    fn new(client: &Client, size: usize, strided: bool) -> Self {
+    fn new(client: &Client, size: usize, count: usize, strided: bool) -> Self {
         // Without planes each level of a tree is a barrier, which software drivers pay for.
         let most = if launch::plane_size(client) > 1 { UNITS } else { UNITS / 4 };
         let units = most.min(client.properties().hardware.max_units_per_cube);
-        Self { row: RowUnits::new(client, units, 1), vectors: CHUNK / size, strided }
+        Self { row: RowUnits::new(client, units, 1), vectors: CHUNK / size, count, strided }
     }
 
     /// Vectors of a chunk for each unit.
@@ -36,14 +41,22 @@ impl Plan {
     }
 }
 
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn sum_squares_kernel<E: Float, N: Size>(
-    x: &[Vector<E, N>],
-    sums: &[f32],
-    out: &mut [f32],
+/// A tensor. Sizes are in vectors: elements, those of a row, and the distance of rows.
+#[derive(CubeType, CubeLaunch)]
+struct Squared<E: Float, N: Size> {
+    x: Box<[Vector<E, N>]>,
     vectors: usize,
     width: usize,
     stride: usize,
+    /// The sum of its first chunk.
+    first: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sum_squares_kernel<E: Float, N: Size>(
+    of: &Sequence<Squared<E, N>>,
+    sums: &[f32],
+    out: &mut [f32],
     count: usize,
     #[comptime] plan: Plan,
     #[define(E)] _dtype: ElemType,
@@ -51,22 +64,29 @@ fn sum_squares_kernel<E: Float, N: Size>(
     let unit = UNIT_POS_X as usize;
     let own = comptime!(plan.own());
     let mut squares = Vector::<f32, N>::new(0.0f32);
-    let chunks = vectors.div_ceil(plan.vectors);
-    for chunk in range_stepped(CUBE_POS, chunks, count) {
-        let first = chunk * plan.vectors;
-        let end = min(first + plan.vectors, vectors);
-        let mut held = Array::<Vector<E, N>>::new(own);
-        #[unroll]
-        for k in 0..own {
-            // Units past the end load the last vector again.
-            let i = min(first + unit + comptime!(k * plan.row.units as usize), vectors - 1);
-            held[k] = x[place(i, width, stride, plan.strided)];
-        }
-        #[unroll]
-        for k in 0..own {
-            if first + unit + comptime!(k * plan.row.units as usize) < end {
-                let value = Vector::<f32, N>::cast_from(held[k]);
-                squares += value * value;
+    #[unroll]
+    for t in 0..plan.count {
+        let of = &of[t];
+        let chunks = of.vectors.div_ceil(plan.vectors);
+        // The cubes past the last sum have none of their own.
+        let sum = min(CUBE_POS, count - 1);
+        let start = select(sum < of.first, sum + count, sum) - of.first;
+        for chunk in range_stepped(start, chunks, count) {
+            let first = chunk * plan.vectors;
+            let end = min(first + plan.vectors, of.vectors);
+            let mut held = Array::<Vector<E, N>>::new(own);
+            #[unroll]
+            for k in 0..own {
+                // Units past the end load the last vector again.
+                let i = min(first + unit + comptime!(k * plan.row.units as usize), of.vectors - 1);
+                held[k] = of.x[place(i, of.width, of.stride, plan.strided)];
+            }
+            #[unroll]
+            for k in 0..own {
+                if first + unit + comptime!(k * plan.row.units as usize) < end {
+                    let value = Vector::<f32, N>::cast_from(held[k]);
+                    squares += value * value;
+                }
             }
         }
     }
@@ -79,26 +99,100 @@ fn sum_squares_kernel<E: Float, N: Size>(
     }
 }
 
-pub(super) fn sum_squares(x: CubeTensor, sums: CubeTensor) -> CubeTensor {
-    let sums = into_contiguous(sums);
-    let (client, dtype) = (x.client.clone(), x.dtype);
-    let [elements, count] = [&x, &sums].map(|tensor| tensor.meta.num_elements());
+/// A tensor on the host.
+struct Single {
+    x: Rows,
+    kind: Kind,
+    /// Its number in the batch.
+    number: usize,
+}
+
+/// What those of one launch have in common.
+#[derive(Clone, Copy, PartialEq)]
+struct Kind {
+    dtype: DType,
+    /// Elements of a vector.
+    size: usize,
+    strided: bool,
+    address: AddressType,
+}
+
+impl Single {
+    fn new(x: CubeTensor, number: usize) -> Self {
+        let (client, dtype) = (x.client.clone(), x.dtype);
+        let mut rows = [Rows::new(x)];
+        let strided = flatten(&mut rows);
+        let [x] = rows;
+        let size = launch::vector_size(&client, dtype, &[&x]);
+        let address = launch::address_type(&[&x.tensor]);
+        Self { x, kind: Kind { dtype, size, strided, address }, number }
+    }
+
+    fn elements(&self) -> usize {
+        self.x.tensor.meta.num_elements()
+    }
+
+    fn argument<E: Float, N: Size>(&self, count: usize) -> SquaredLaunch<E, N> {
+        let size = self.kind.size;
+        SquaredLaunch::new(
+            self.x.tensor.clone().into_buffer_arg(),
+            self.elements() / size,
+            self.x.width / size,
+            self.x.stride / size,
+            self.number % count,
+        )
+    }
+}
+
+/// A launch for as many tensors as have type and sizes in common, where the device binds so many buffers.
+pub(super) fn sum_squares(xs: List<CubeBackend>, sums: CubeTensor, first: usize) -> CubeTensor {
+    let mut sums = into_contiguous(sums);
+    let most = match launch::binds_many(&sums.client) {
+        true => List::<CubeBackend>::MOST,
+        false => 1,
+    };
+    let numbered = xs.into_vec().into_iter().zip(first..);
+    let mut all: Vec<Single> = numbered.map(|(x, number)| Single::new(x, number)).collect();
+    while let Some(kind) = all.first().map(|of| of.kind) {
+        let mut some = vec![];
+        let mut rest = vec![];
+        for of in all {
+            let to = if of.kind == kind && some.len() < most { &mut some } else { &mut rest };
+            to.push(of);
+        }
+        sums = add(some, kind, sums);
+        all = rest;
+    }
+    sums
+}
+
+/// One launch.
+fn add(all: Vec<Single>, kind: Kind, sums: CubeTensor) -> CubeTensor {
+    let Kind { dtype, size, strided, address } = kind;
+    let client = sums.client.clone();
+    let count = sums.meta.num_elements();
     let reuse = launch::reusable(&sums);
     let out = match reuse {
         true => sums.clone(),
         false => launch::output(&sums, OP, "y", sums.meta.shape().clone(), sums.dtype),
     };
-    let mut rows = [Rows::new(x)];
-    let strided = flatten(&mut rows);
-    let [x] = rows;
-    let size = launch::vector_size(&client, dtype, &[&x]);
-    let plan = Plan::new(&client, size, strided);
-    let chunks = elements.div_ceil(CHUNK);
+    let plan = Plan::new(&client, size, all.len(), strided);
+    let chunks = all.iter().map(|of| of.elements().div_ceil(CHUNK));
+    let furthest = all.iter().zip(chunks.clone()).map(|(of, chunks)| of.number % count + chunks);
     // Sums that nothing comes to stay as they are.
-    let cubes = if reuse { chunks.min(count) } else { count };
-    let address = launch::address_type(&[&x.tensor, &sums]);
-    let ways = [("several chunks a sum", chunks > count), ("in place", reuse)];
+    let cubes = match reuse {
+        true => furthest.max().unwrap_or(0).min(count),
+        false => count,
+    };
+    let several = chunks.clone().any(|chunks| chunks > count);
+    let ways = [
+        ("several chunks a sum", several),
+        ("in place", reuse),
+        ("several tensors", all.len() > 1),
+    ];
     launch::plans::note("sums of squares", &(&plan, size, address), &ways);
+    let address = address.max(launch::address_type(&[&sums]));
+    let of = all.iter().map(|of| of.argument(count)).collect();
     // SAFETY: vectors are clamped to their number, sums are checked against theirs; one that is in place is read and
     // written by one unit.
     unsafe {
@@ -108,12 +202,9 @@ pub(super) fn sum_squares(x: CubeTensor, sums: CubeTensor) -> CubeTensor {
             plan.row.cube_dim(),
             address,
             size,
-            x.tensor.clone().into_buffer_arg(),
+            of,
             sums.into_buffer_arg(),
             out.clone().into_buffer_arg(),
-            elements / size,
-            x.width / size,
-            x.stride / size,
             count,
             plan,
             dtype_to_elem_type(dtype),

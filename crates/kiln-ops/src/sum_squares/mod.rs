@@ -1,5 +1,5 @@
 //! The squares of a tensor's elements, added to sums that go from tensor to tensor: what a norm over many tensors is
-//! made of, with one launch for each.
+//! made of.
 //!
 //! sums\[l\] + Σ x\[i\]² over the i with (i div [`CHUNK`]) mod L = l, i counting elements in row-major order and L the
 //! number of sums: neighbours stay together, and large tensors have all sums at work.
@@ -17,7 +17,7 @@ pub mod reference;
 use crate::OpError;
 use crate::check::Check;
 use crate::policy::{self, Choice};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 const OP: &str = "sum_squares";
 
@@ -29,7 +29,22 @@ pub const CHUNK: usize = 2048;
 /// * `x`: any shape of rank 1 or more, f32, bf16 or f16, any strides; elements may be none.
 /// * `sums`: `[L]`, f32, L at least 1: as many cubes work at a time, if there are as many chunks.
 ///
-/// Returns `[L]`, on CUDA in the memory of `sums` if nobody else holds it. Two runs agree bit for bit.
+/// Returns `[L]`, on CUDA in the memory of `sums` if nobody else holds it. Two runs agree bit for bit. For many tensors
+/// there is [`SumSquaresBatch`].
+///
+/// # Errors
+///
+/// [`OpError`] on a wrong shape, element type or device, and where the fused kernel was asked for on a device that has
+/// none.
+pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>) -> Result<Tensor<1>, OpError> {
+    let mut batch = SumSquaresBatch::new();
+    batch.push(x)?;
+    batch.sum(sums)
+}
+
+/// Tensors of any ranks and shapes whose squares are added to the same sums: on CUDA up to 32 of them in one launch.
+///
+/// The first chunk of tensor number k counts to sum k mod L, so that small tensors do not all count to one.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -37,35 +52,91 @@ pub const CHUNK: usize = 2048;
 /// use kiln_ops::prelude::*;
 ///
 /// let device = Device::flex();
-/// let tensors = [Tensor::<2>::full([3, 4], 2.0, &device), Tensor::<2>::ones([5, 1], &device)];
-/// let mut sums = Tensor::zeros([8], &device);
-/// for x in tensors {
-///     sums = sum_squares(x, sums)?;
-/// }
+/// let mut batch = SumSquaresBatch::new();
+/// batch.push(Tensor::<2>::full([3, 4], 2.0, &device))?;
+/// batch.push(Tensor::<1>::ones([5], &device))?;
+/// let sums = batch.sum(Tensor::zeros([8], &device))?;
 /// assert_eq!(sums.sum().into_scalar::<f32>(), 12.0 * 4.0 + 5.0);
 /// # }
 /// # Ok::<(), kiln_ops::OpError>(())
 /// ```
-///
-/// # Errors
-///
-/// [`OpError`] on a wrong shape, element type or device, and where the fused kernel was asked for on a device that has
-/// none.
-pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>) -> Result<Tensor<1>, OpError> {
-    let check = Check(OP);
-    check.float("x", &x)?;
-    check.dtype("sums", &sums, &[DType::F32])?;
-    check.shape("sums", &sums.dims(), sums.dims()[0] > 0, "[L], L at least 1")?;
-    let tracked = sums.is_autodiff();
-    let (x, sums) = (x.inner(), sums.inner());
-    check.device("sums", &sums.device(), &x.device())?;
-    let sums = match x.shape().num_elements() {
-        0 => sums,
-        elements => match policy::choose(OP, elements, &x)? {
+#[derive(Default)]
+pub struct SumSquaresBatch {
+    /// Of those that have been added: the one of sums that may be on another device.
+    device: Option<Device>,
+    parts: Vec<Part>,
+}
+
+/// A tensor of a batch.
+enum Part {
+    /// For the kernel.
+    #[cfg(feature = "cube")]
+    Fused(Box<backend::Single>),
+    /// What adds its squares, one tensor after the other.
+    Reference(Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>),
+}
+
+impl SumSquaresBatch {
+    /// No tensors yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor, as [`sum_squares`] takes it.
+    ///
+    /// # Errors
+    ///
+    /// As there, and for a tensor on another device than those before; it is not added then.
+    pub fn push<const D: usize>(&mut self, x: Tensor<D>) -> Result<(), OpError> {
+        let check = Check(OP);
+        check.float("x", &x)?;
+        let x = x.inner();
+        if let Some(device) = &self.device {
+            check.device("x", &x.device(), device)?;
+        }
+        let choice = match x.shape().num_elements() {
+            0 => return Ok(()),
+            elements => policy::choose(OP, elements, &x)?,
+        };
+        self.device = Some(x.device());
+        let number = self.parts.len();
+        self.parts.push(match choice {
             #[cfg(feature = "cube")]
-            Choice::Fused => backend::fused(x, sums),
-            Choice::Reference => reference::sum_squares(x, sums),
-        },
-    };
-    Ok(if tracked { sums.autodiff() } else { sums })
+            Choice::Fused => Part::Fused(Box::new(backend::Single::new(x))),
+            Choice::Reference => {
+                Part::Reference(Box::new(move |sums| reference::sum_squares(x, sums, number)))
+            }
+        });
+        Ok(())
+    }
+
+    /// `sums` with all squares added.
+    ///
+    /// # Errors
+    ///
+    /// As [`sum_squares`].
+    pub fn sum(self, sums: Tensor<1>) -> Result<Tensor<1>, OpError> {
+        let check = Check(OP);
+        check.dtype("sums", &sums, &[DType::F32])?;
+        check.shape("sums", &sums.dims(), sums.dims()[0] > 0, "[L], L at least 1")?;
+        let tracked = sums.is_autodiff();
+        let mut sums = sums.inner();
+        if let Some(device) = &self.device {
+            check.device("sums", &sums.device(), device)?;
+        }
+        #[cfg(feature = "cube")]
+        let mut fused = vec![];
+        for part in self.parts {
+            match part {
+                #[cfg(feature = "cube")]
+                Part::Fused(x) => fused.push(*x),
+                Part::Reference(add) => sums = add(sums),
+            }
+        }
+        #[cfg(feature = "cube")]
+        if !fused.is_empty() {
+            sums = backend::fused(fused, sums);
+        }
+        Ok(if tracked { sums.autodiff() } else { sums })
+    }
 }

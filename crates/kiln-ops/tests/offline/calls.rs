@@ -9,7 +9,7 @@ use cubecl::zspace::metadata::Metadata;
 use kiln_ops::adamw::AdamWOptions;
 use kiln_ops::adamw::backend::{self as adamw, AdamWOps};
 use kiln_ops::add_rms_norm::backend::AddRmsNormOps;
-use kiln_ops::autodiff::Maybe;
+use kiln_ops::autodiff::{List, Maybe};
 use kiln_ops::bk::BkMode;
 use kiln_ops::bk::backend::{self as bk, BkGradOps, BkOps};
 use kiln_ops::cross_entropy::CrossEntropyOptions;
@@ -75,6 +75,7 @@ pub fn all(client: &Client) -> Vec<Call> {
     resolvents(client, &mut calls);
     for (dtype, name) in DTYPES {
         steps(client, dtype, name, &mut calls);
+        many_steps(client, dtype, name, &mut calls);
         tables(client, dtype, name, &mut calls);
     }
     calls
@@ -253,6 +254,35 @@ fn losses(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     }
 }
 
+fn list(tensors: Vec<CubeTensor>) -> List<CubeBackend> {
+    tensors.into_iter().collect()
+}
+
+/// As many parameters as one launch takes.
+fn many_steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    let many = |dtype: DType| {
+        let of = (0..List::<CubeBackend>::MOST).map(|k| tensor(client, [k + 1, 768], dtype));
+        list(of.collect())
+    };
+    let (of, sums) = (many(dtype), tensor(client, [1024], DType::F32));
+    calls.push(Call {
+        name: format!("sum_squares {name} of many"),
+        run: Box::new(move || drop(CubeBackend::sum_squares(of, sums, 32))),
+    });
+    let of = adamw::Steps {
+        values: many(DType::F32),
+        grads: many(dtype),
+        firsts: many(DType::F32),
+        seconds: many(DType::F32),
+        scale: Maybe::Some(tensor(client, [1], DType::F32)),
+        options: AdamWOptions::default(),
+    };
+    calls.push(Call {
+        name: format!("adamw {name} of many"),
+        run: Box::new(move || drop(CubeBackend::adamw(of))),
+    });
+}
+
 /// An optimizer's step: rows without gaps, and gradients with some.
 fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     for [rows, width, pitch] in [[50_304, 768, 768], [96, 257, 264]] {
@@ -265,14 +295,14 @@ fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let (of, sums) = (grad(), tensor(client, [1024], DType::F32));
         calls.push(Call {
             name: format!("sum_squares {name}"),
-            run: Box::new(move || drop(CubeBackend::sum_squares(of, sums))),
+            run: Box::new(move || drop(CubeBackend::sum_squares(list(vec![of]), sums, 0))),
         });
         let f32 = || tensor(client, [rows, width], DType::F32);
-        let of = adamw::Step {
-            value: f32(),
-            grad: grad(),
-            first: f32(),
-            second: f32(),
+        let of = adamw::Steps {
+            values: list(vec![f32()]),
+            grads: list(vec![grad()]),
+            firsts: list(vec![f32()]),
+            seconds: list(vec![f32()]),
             scale: Maybe::Some(tensor(client, [1], DType::F32)),
             options: AdamWOptions::default(),
         };

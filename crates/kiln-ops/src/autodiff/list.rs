@@ -1,0 +1,45 @@
+//! Several float tensors as one argument or one result of a backend's operation.
+//!
+//! `Vec` cannot be one: Burn's fusion takes tensors, tuples and extension types.
+
+use super::Maybe;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+
+macro_rules! list {
+    ($($field:ident)*) => {
+        /// Up to [`MOST`](Self::MOST) tensors; what is missing is missing at the end.
+        #[derive(Clone, Debug, ExtensionType)]
+        #[extension_type(fusion)]
+        pub struct List<B: Backend> {
+            $(
+                /// One of them, or none.
+                #[extension_type]
+                pub $field: Maybe<B>,
+            )*
+        }
+
+        impl<B: Backend> List<B> {
+            /// As many fit.
+            pub const MOST: usize = [$(stringify!($field)),*].len();
+
+            /// Those that there are.
+            pub(crate) fn into_vec(self) -> Vec<FloatTensor<B>> {
+                [$(self.$field),*].into_iter().filter_map(Maybe::option).collect()
+            }
+        }
+
+        impl<B: Backend> FromIterator<FloatTensor<B>> for List<B> {
+            fn from_iter<T: IntoIterator<Item = FloatTensor<B>>>(tensors: T) -> Self {
+                let mut tensors = tensors.into_iter();
+                let list = Self { $($field: tensors.next().into()),* };
+                assert!(tensors.next().is_none(), "more than {} tensors in a list", Self::MOST);
+                list
+            }
+        }
+    };
+}
+
+list! {
+    t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 t10 t11 t12 t13 t14 t15
+    t16 t17 t18 t19 t20 t21 t22 t23 t24 t25 t26 t27 t28 t29 t30 t31
+}
