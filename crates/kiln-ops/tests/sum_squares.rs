@@ -121,7 +121,7 @@ fn what_does_not_fit_is_named() {
     );
 }
 
-/// More tensors than a launch takes, of several ranks and element types: each begins at a sum of its own.
+/// More tensors than a launch takes, of several ranks and element types, some of them views: their chunks are counted on.
 #[test]
 fn a_batch_is_one_tensor_after_the_other() {
     for device in devices() {
@@ -129,19 +129,29 @@ fn a_batch_is_one_tensor_after_the_other() {
             let mut batch = SumSquaresBatch::new();
             let (sums, mut expected) =
                 tensor(&numbers(count, 9, 1.0), [count], DType::F32, &device);
-            let mut number = 0;
+            let mut chunks = 0;
             for dtype in dtypes(&device) {
-                for k in 0..20 {
-                    let size = [k * 311 + 1, 4096, 12_345][k % 3];
-                    let (x, held) = tensor(&numbers(size, k as u64, 0.1), [size], dtype, &device);
+                for k in 0..40 {
+                    let size = [k * 312 + 8, 4096, 12_344][k % 3];
+                    let (x, mut held) =
+                        tensor(&numbers(size, k as u64, 0.1), [2, size / 2], dtype, &device);
+                    let x = match k % 4 {
+                        // The second half of each row.
+                        1 => {
+                            let rows = held.chunks(size / 2).map(|row| row[size / 4..].to_vec());
+                            held = rows.collect::<Vec<_>>().concat();
+                            x.narrow(1, size / 4, size / 2 - size / 4)
+                        }
+                        _ => x,
+                    };
                     match k % 2 {
-                        0 => batch.push(x).unwrap(),
-                        _ => batch.push(x.reshape([1, 1, size])).unwrap(),
+                        0 => batch.push(x.flatten::<1>(0, 1)).unwrap(),
+                        _ => batch.push(x).unwrap(),
                     }
-                    expected.rotate_left(number % count);
+                    expected.rotate_left(chunks % count);
                     expected = oracle::forward(&held, &expected);
-                    expected.rotate_right(number % count);
-                    number += 1;
+                    expected.rotate_right(chunks % count);
+                    chunks += held.len().div_ceil(CHUNK);
                 }
                 batch.push(Tensor::<2>::zeros([0, 3], &device).cast(dtype)).unwrap();
             }

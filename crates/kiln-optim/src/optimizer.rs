@@ -79,7 +79,7 @@ impl Optimizer {
         let batches = gather.batches.list;
         let mut moved = HashMap::new();
         let mut by_adamw: Vec<Together> = vec![];
-        for (group, mut batch) in batches {
+        for (group, batch) in batches {
             let settings = self.groups.settings(group);
             let learning_rate = learning_rate * settings.learning_rate_scale;
             let pace = Pace { learning_rate, step: self.steps, scale: scale.clone() };
@@ -89,21 +89,21 @@ impl Optimizer {
                     let at =
                         by_adamw.iter().position(|of| of.place == place).unwrap_or_else(|| {
                             let of = config.batch(&pace);
-                            by_adamw.push(Together { place, of, batches: vec![] });
+                            by_adamw.push(Together { place, of, rests: vec![] });
                             by_adamw.len() - 1
                         });
-                    batch.join(&mut by_adamw[at].of);
-                    by_adamw[at].batches.push(batch);
+                    let together = &mut by_adamw[at];
+                    together.rests.push(batch.join(&mut together.of));
                 }
                 _ => batch.step(settings, &pace, &mut self.state, &mut moved),
             }
         }
         // All of a group at once, whatever their shapes.
-        for Together { place: (group, _), of, batches } in by_adamw {
+        for Together { place: (group, _), of, rests } in by_adamw {
             let settings = self.groups.settings(group);
             let mut stepped = of.step();
-            for batch in batches {
-                batch.part(&mut stepped, settings, &mut self.state, &mut moved);
+            for rest in rests {
+                rest.part(&mut stepped, settings, &mut self.state, &mut moved);
             }
         }
         module.map(&mut PutBack { moved })
@@ -147,9 +147,9 @@ impl Optimizer {
 
 /// Batches that AdamW moves at once: those of one group on one device.
 struct Together {
-    place: (GroupIndex, Option<Device>),
+    place: (GroupIndex, Device),
     of: AdamWBatch,
-    batches: Vec<Box<dyn AnyBatch>>,
+    rests: Vec<Box<dyn AnyRest>>,
 }
 
 /// Parameters that were taken out of the module.
@@ -223,14 +223,17 @@ trait AnyBatch {
 
     fn is_f32(&self) -> bool;
 
-    /// Of the first.
-    fn device(&self) -> Option<Device>;
+    /// Of the first parameter.
+    fn device(&self) -> Device;
 
     fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved);
 
-    /// Adds its parameters to those that AdamW moves at once.
-    fn join(&mut self, together: &mut AdamWBatch);
+    /// Adds its parameters to those that AdamW moves at once; what they are beside stays.
+    fn join(self: Box<Self>, together: &mut AdamWBatch) -> Box<dyn AnyRest>;
+}
 
+/// What parameters are beside those that AdamW moves at once.
+trait AnyRest {
     /// Takes them back.
     fn part(
         self: Box<Self>,
@@ -254,8 +257,8 @@ impl<const D: usize> AnyBatch for Batch<D> {
         self.members.iter().all(|member| member.value.dtype() == DType::F32)
     }
 
-    fn device(&self) -> Option<Device> {
-        self.members.first().map(|member| member.value.device())
+    fn device(&self) -> Device {
+        self.members[0].value.device()
     }
 
     fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved) {
@@ -266,13 +269,16 @@ impl<const D: usize> AnyBatch for Batch<D> {
         }
     }
 
-    fn join(&mut self, together: &mut AdamWBatch) {
-        for member in std::mem::take(&mut self.members) {
+    fn join(self: Box<Self>, together: &mut AdamWBatch) -> Box<dyn AnyRest> {
+        for member in self.members {
             let (of, grad) = adamw::moving(member);
             together.push(of, grad).unwrap_or_else(|error| panic!("{error}"));
         }
+        Box::new(self.rest)
     }
+}
 
+impl<const D: usize> AnyRest for Vec<Rest<D>> {
     fn part(
         self: Box<Self>,
         stepped: &mut AdamWMoved,
@@ -280,7 +286,7 @@ impl<const D: usize> AnyBatch for Batch<D> {
         state: &mut State,
         to: &mut Moved,
     ) {
-        for rest in self.rest {
+        for rest in *self {
             let moved = stepped.take::<D>().expect("all that joined come back");
             rest.done(adamw::moved(moved), settings, state, to);
         }
@@ -314,7 +320,7 @@ impl ModuleMapper for Gather<'_> {
         let group = self.groups.of(&param.id, &name);
         let rule = &self.groups.settings(group).rule;
         let state = self.state.take(&name, rule.state(D));
-        let place = (group, rule.joins(D));
+        let place = (group, rule.adamw(D).is_none());
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
         let (id, parameter, mapper) = param.consume();
         let checkpointing = parameter.gradient_checkpointing_strategy();

@@ -68,18 +68,7 @@ impl Rule {
         }
     }
 
-    /// Whether it moves parameters of one shape together. What moves each by itself has them in the order of the
-    /// module.
-    pub(crate) fn joins(&self, rank: usize) -> bool {
-        match self {
-            Self::AdamW(_) => false,
-            Self::Muon(_) => rank >= 2,
-            #[cfg(test)]
-            Self::Together => true,
-        }
-    }
-
-    /// The AdamW that moves parameters of this rank, if one does.
+    /// The AdamW that moves parameters of this rank, if one does. Other formulas move those of one shape together.
     pub(crate) fn adamw(&self, rank: usize) -> Option<&AdamWConfig> {
         match self {
             Self::Muon(_) if rank >= 2 => None,

@@ -2,9 +2,10 @@
 
 use super::kernel;
 use super::{AdamWOptions, Moving};
-use crate::autodiff::{List, Maybe};
+use crate::autodiff::{List, MOST, Maybe};
+use crate::device::is_cuda;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use burn_cubecl::CubeBackend;
 
 /// Steps of several parameters.
@@ -91,12 +92,19 @@ impl Done {
 }
 
 /// [`adamw`](fn@super::adamw) of each through the kernel, without its checks.
-pub(super) fn fused(of: Vec<Single>, scale: Option<Tensor<1>>, options: AdamWOptions) -> Vec<Done> {
+pub(super) fn fused(
+    of: Vec<Single>,
+    scale: Option<Tensor<1>>,
+    options: AdamWOptions,
+    device: Option<&Device>,
+) -> Vec<Done> {
     let scale = scale.map(Tensor::into_dispatch);
+    // Elsewhere each is a launch of its own, and p, m and v of one are gone before those of the next are made.
+    let most = if device.is_some_and(is_cuda) { MOST } else { 1 };
     let mut all = Vec::with_capacity(of.len());
     let mut of = of.into_iter().peekable();
     while of.peek().is_some() {
-        let some: Vec<Single> = of.by_ref().take(List::<Dispatch>::MOST).collect();
+        let some: Vec<Single> = of.by_ref().take(most).collect();
         let (mut values, mut grads, mut firsts, mut seconds) = (vec![], vec![], vec![], vec![]);
         for Single { value, grad, first, second } in some {
             values.push(value);

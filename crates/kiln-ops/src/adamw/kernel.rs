@@ -2,7 +2,7 @@
 
 use super::backend::{Stepped, Steps};
 use super::{AdamWOptions, OP};
-use crate::autodiff::List;
+use crate::autodiff::{List, MOST};
 use crate::launch::{self, Rows};
 use crate::swiglu::kernel::{flatten, place};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -42,8 +42,8 @@ struct Read<E: Float, N: Size> {
     first_stride: usize,
     second_stride: usize,
     /// The first of its cubes, and the one behind the last.
-    cubes: usize,
-    end: usize,
+    first_cube: usize,
+    end_cube: usize,
 }
 
 /// The same as it is written.
@@ -58,7 +58,7 @@ struct Written<N: Size> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     units: u32,
-    /// Parameters of the launch.
+    /// Places for parameters: a power of two, so that few kernels are compiled.
     count: usize,
     /// Whether the tensors are rows at distances of their own.
     strided: bool,
@@ -79,8 +79,8 @@ fn adamw_kernel<E: Float, N: Size>(
     #[unroll]
     for k in 0..plan.count {
         let of = &of[k];
-        let i = (CUBE_POS - of.cubes) * comptime!(plan.units as usize) + UNIT_POS_X as usize;
-        if CUBE_POS >= of.cubes && CUBE_POS < of.end && i < of.vectors {
+        let i = (CUBE_POS - of.first_cube) * comptime!(plan.units as usize) + UNIT_POS_X as usize;
+        if CUBE_POS >= of.first_cube && CUBE_POS < of.end_cube && i < of.vectors {
             let new = &mut new[k];
             let p = of.value[place(i, of.width, of.value_stride, plan.strided)];
             let g = of.grad[place(i, of.width, of.grad_stride, plan.strided)];
@@ -102,13 +102,14 @@ fn adamw_kernel<E: Float, N: Size>(
 }
 
 /// A parameter on the host.
-struct Single {
+struct Parameter {
     value: Rows,
     grad: Rows,
     first: Rows,
     second: Rows,
     /// Where p, m and v go.
     new: [CubeTensor; 3],
+    /// They are all in their places.
     reused: bool,
     kind: Kind,
 }
@@ -123,16 +124,16 @@ struct Kind {
     address: AddressType,
 }
 
-impl Single {
+impl Parameter {
     fn new([value, grad, first, second]: [CubeTensor; 4]) -> Self {
         let (client, dtype) = (value.client.clone(), grad.dtype);
         let [value, first, second] = [value, first, second].map(untile);
-        let mut reused = false;
+        let mut reused = true;
         let mut out = |name: &'static str, of: &CubeTensor| {
             if launch::reusable(of) {
-                reused = true;
                 return of.clone();
             }
+            reused = false;
             launch::output(of, OP, name, of.meta.shape().clone(), of.dtype)
         };
         let new = [out("value", &value), out("first", &first), out("second", &second)];
@@ -152,7 +153,8 @@ impl Single {
         self.new[0].meta.num_elements() / self.kind.size
     }
 
-    fn read<E: Float, N: Size>(&self, [first_cube, end]: [usize; 2]) -> ReadLaunch<E, N> {
+    /// With no cubes it is in nobody's place.
+    fn read<E: Float, N: Size>(&self, [first_cube, end_cube]: [usize; 2]) -> ReadLaunch<E, N> {
         let size = self.kind.size;
         ReadLaunch::new(
             self.value.tensor.clone().into_buffer_arg(),
@@ -166,7 +168,7 @@ impl Single {
             self.first.stride / size,
             self.second.stride / size,
             first_cube,
-            end,
+            end_cube,
         )
     }
 
@@ -176,44 +178,54 @@ impl Single {
     }
 }
 
-/// p, m and v after a step: a launch for as many parameters as have their gradients and sizes in common, where the device
-/// binds so many buffers.
+/// Buffers of a parameter.
+const BUFFERS: u32 = 7;
+
+/// Parameters of a launch. A kernel's arguments are at most 4 KiB everywhere: with 32-bit numbers 32 parameters take 3760
+/// bytes, with 64-bit ones 16 take 2856.
+fn most(client: &Client, address: AddressType) -> usize {
+    let bound = (client.properties().hardware.max_bindings.saturating_sub(1) / BUFFERS).max(1);
+    let fits = if address == AddressType::U32 { MOST } else { MOST / 2 };
+    fits.min(bound as usize)
+}
+
+/// p, m and v after a step: a launch for as many parameters as are of one [`Kind`].
+///
+/// # Panics
+///
+/// If there are none, or not of all as many.
 pub(super) fn adamw(of: Steps<CubeBackend>) -> Stepped<CubeBackend> {
     let Steps { values, grads, firsts, seconds, scale, options } = of;
     let [values, grads, firsts, seconds] = [values, grads, firsts, seconds].map(List::into_vec);
-    let mut all = vec![];
-    for (((value, grad), first), second) in values.into_iter().zip(grads).zip(firsts).zip(seconds) {
-        all.push(Single::new([value, grad, first, second]));
-    }
+    let count = values.len();
+    assert!([&grads, &firsts, &seconds].iter().all(|of| of.len() == count), "{count} parameters");
+    let client = values[0].client.clone();
+    let tensors = values.into_iter().zip(grads).zip(firsts).zip(seconds);
+    let all: Vec<Parameter> = tensors
+        .map(|(((value, grad), first), second)| Parameter::new([value, grad, first, second]))
+        .collect();
     let new: Vec<[CubeTensor; 3]> = all.iter().map(|of| of.new.clone()).collect();
-    let most = match launch::binds_many(&new[0][0].client) {
-        true => List::<CubeBackend>::MOST,
-        false => 1,
-    };
+    let addresses = all.iter().map(|of| most(&client, of.kind.address));
+    let most = addresses.min().unwrap_or(1);
     let scale = scale.option();
-    while let Some(kind) = all.first().map(|of| of.kind) {
-        let mut some = vec![];
-        let mut rest = vec![];
-        for of in all {
-            let to = if of.kind == kind && some.len() < most { &mut some } else { &mut rest };
-            to.push(of);
-        }
-        step(some, kind, scale.clone(), options);
-        all = rest;
+    for some in launch::alike(all, |of| of.kind, most) {
+        step(&some, scale.clone(), options);
     }
     let of = |k: usize| new.iter().map(|new| new[k].clone()).collect();
     Stepped { values: of(0), firsts: of(1), seconds: of(2) }
 }
 
 /// One launch.
-fn step(all: Vec<Single>, kind: Kind, scale: Option<CubeTensor>, options: AdamWOptions) {
+fn step(all: &[Parameter], scale: Option<CubeTensor>, options: AdamWOptions) {
+    let kind = all[0].kind;
     let Kind { dtype, size, strided, address } = kind;
     let like = &all[0].new[0];
     let client = like.client.clone();
     let units = UNITS.min(client.properties().hardware.max_units_per_cube);
-    let plan = Plan { units, count: all.len(), strided, scaled: scale.is_some() };
+    let count = all.len().next_power_of_two();
+    let plan = Plan { units, count, strided, scaled: scale.is_some() };
     let scale = scale.unwrap_or_else(|| launch::unused(like, like.dtype));
-    let ways = [("in place", all.iter().any(|of| of.reused)), ("several", all.len() > 1)];
+    let ways = [("in place", all.iter().all(|of| of.reused)), ("several", all.len() > 1)];
     launch::plans::note("adamw", &(&plan, size, address), &ways);
     let numbers = NumbersLaunch::new(
         options.beta1 as f32,
@@ -227,11 +239,15 @@ fn step(all: Vec<Single>, kind: Kind, scale: Option<CubeTensor>, options: AdamWO
     );
     let (mut read, mut written) = (SequenceArg::new(), SequenceArg::new());
     let mut cubes = 0;
-    for of in &all {
+    for of in all {
         let first = cubes;
         cubes += of.vectors().div_ceil(units as usize);
         read.push(of.read([first, cubes]));
         written.push(of.written());
+    }
+    for _ in all.len()..count {
+        read.push(all[0].read([cubes, cubes]));
+        written.push(all[0].written());
     }
     // SAFETY: a unit keeps to vectors below their number, which all tensors of its parameter hold; of a tensor that is
     // written in its place it has read what it writes.

@@ -117,7 +117,8 @@ pub fn adamw<const D: usize>(
     Ok(batch.step().take().expect("one comes back for one"))
 }
 
-/// Parameters of any ranks and shapes that take a step with the same numbers: on CUDA up to 32 of them in one launch.
+/// Parameters of any ranks and shapes that take a step with the same numbers: on CUDA up to 32 of them in one launch,
+/// those whose gradients are of one element type, and whose sizes and strides allow the same vectors.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -140,6 +141,7 @@ pub fn adamw<const D: usize>(
 /// # }
 /// # Ok::<(), kiln_ops::OpError>(())
 /// ```
+#[must_use = "the parameters that were added come back from a step"]
 pub struct AdamWBatch {
     scale: Option<Tensor<1>>,
     options: AdamWOptions,
@@ -153,7 +155,7 @@ pub struct AdamWBatch {
 /// A parameter of a batch.
 enum Place {
     /// A [`Moving`] of its rank, after its step.
-    Done(Box<dyn Any>),
+    Done(Box<dyn Any + Send>),
     /// The next one of the queue.
     #[cfg(feature = "cube")]
     Queued {
@@ -178,7 +180,7 @@ impl AdamWBatch {
         }
         options.check()?;
         Ok(Self {
-            device: scale.as_ref().map(Tensor::device),
+            device: None,
             scale,
             options,
             places: vec![],
@@ -208,16 +210,19 @@ impl AdamWBatch {
         for (name, moment) in [("first", &first), ("second", &second)] {
             check.dtype(name, moment, &[DType::F32])?;
         }
+        if let Some(scale) = &self.scale {
+            check.device("scale", &scale.device(), &device)?;
+        }
         if let Some(of_batch) = &self.device {
             check.device("value", &device, of_batch)?;
         }
-        self.device = Some(device);
         let of = Moving { value, first, second };
         let moved = match shape.iter().product() {
             0 => of,
             elements => match policy::choose(OP, elements, &grad)? {
                 #[cfg(feature = "cube")]
                 Choice::Fused => {
+                    self.device = Some(device);
                     self.queue.push(backend::Single::new(of, grad));
                     self.places.push(Place::Queued { tracked, rank: D });
                     return Ok(());
@@ -225,6 +230,7 @@ impl AdamWBatch {
                 Choice::Reference => reference::adamw(of, grad, self.scale.clone(), self.options),
             },
         };
+        self.device = Some(device);
         self.places.push(Place::Done(Box::new(tracked_if(tracked, moved))));
         Ok(())
     }
@@ -234,7 +240,8 @@ impl AdamWBatch {
         AdamWMoved {
             places: self.places.into_iter(),
             #[cfg(feature = "cube")]
-            queue: backend::fused(self.queue, self.scale, self.options).into_iter(),
+            queue: backend::fused(self.queue, self.scale, self.options, self.device.as_ref())
+                .into_iter(),
         }
     }
 }

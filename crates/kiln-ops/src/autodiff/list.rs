@@ -7,32 +7,34 @@ use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 
 macro_rules! list {
     ($($field:ident)*) => {
-        /// Up to [`MOST`](Self::MOST) tensors; what is missing is missing at the end.
+        /// Up to [`MOST`] tensors; what is missing is missing at the end.
         #[derive(Clone, Debug, ExtensionType)]
         #[extension_type(fusion)]
         pub struct List<B: Backend> {
             $(
-                /// One of them, or none.
                 #[extension_type]
-                pub $field: Maybe<B>,
+                $field: Maybe<B>,
             )*
         }
 
         impl<B: Backend> List<B> {
-            /// As many fit.
-            pub const MOST: usize = [$(stringify!($field)),*].len();
-
             /// Those that there are.
             pub(crate) fn into_vec(self) -> Vec<FloatTensor<B>> {
                 [$(self.$field),*].into_iter().filter_map(Maybe::option).collect()
             }
         }
 
+        /// Tensors that fit into a [`List`].
+        pub const MOST: usize = [$(stringify!($field)),*].len();
+
+        /// # Panics
+        ///
+        /// If there are more than [`MOST`].
         impl<B: Backend> FromIterator<FloatTensor<B>> for List<B> {
             fn from_iter<T: IntoIterator<Item = FloatTensor<B>>>(tensors: T) -> Self {
                 let mut tensors = tensors.into_iter();
                 let list = Self { $($field: tensors.next().into()),* };
-                assert!(tensors.next().is_none(), "more than {} tensors in a list", Self::MOST);
+                assert!(tensors.next().is_none(), "more than {MOST} tensors in a list");
                 list
             }
         }

@@ -15,7 +15,7 @@ mod maybe;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 
-pub use list::{List, ListMetadata};
+pub use list::{List, ListMetadata, MOST};
 pub(crate) use maybe::maybe;
 pub use maybe::{Maybe, MaybeMetadata};
 

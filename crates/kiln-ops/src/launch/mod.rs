@@ -231,9 +231,21 @@ pub(crate) fn plane_size(client: &Client) -> u32 {
     if fixed && client.features().plane.contains(Plane::Ops) { hardware.plane_size_max } else { 1 }
 }
 
-/// Whether a launch of the device takes more buffers than WebGPU promises, eight.
-pub(crate) fn binds_many(client: &Client) -> bool {
-    Hardware::of(client).ptx
+/// Things in groups of up to `most` that have something in common, each in the order in which they were.
+pub(crate) fn alike<T, K: PartialEq>(
+    all: Vec<T>,
+    kind: impl Fn(&T) -> K,
+    most: usize,
+) -> Vec<Vec<T>> {
+    let mut groups: Vec<(K, Vec<T>)> = vec![];
+    for one in all {
+        let kind = kind(&one);
+        match groups.iter_mut().find(|(of, group)| *of == kind && group.len() < most) {
+            Some((_, group)) => group.push(one),
+            None => groups.push((kind, vec![one])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 /// The grid of one launch: at least `cubes` cubes within the device's limits; kernels check their position.

@@ -1,7 +1,7 @@
 //! The kernel: a cube has one of the sums, and takes every so many chunks of each tensor.
 
 use super::{CHUNK, OP};
-use crate::autodiff::List;
+use crate::autodiff::{List, MOST};
 use crate::launch::{self, Rows};
 use crate::reduce::{self, RowUnits, Sums};
 use crate::swiglu::kernel::{flatten, place};
@@ -21,7 +21,7 @@ struct Plan {
     row: RowUnits,
     /// Vectors of a chunk.
     vectors: usize,
-    /// Tensors of the launch.
+    /// Places for tensors: a power of two, so that few kernels are compiled.
     count: usize,
     /// Whether they are rows at a distance.
     strided: bool,
@@ -100,11 +100,11 @@ fn sum_squares_kernel<E: Float, N: Size>(
 }
 
 /// A tensor on the host.
-struct Single {
+struct Addend {
     x: Rows,
     kind: Kind,
-    /// Its number in the batch.
-    number: usize,
+    /// Chunks of the batch before it.
+    first: usize,
 }
 
 /// What those of one launch have in common.
@@ -117,58 +117,55 @@ struct Kind {
     address: AddressType,
 }
 
-impl Single {
-    fn new(x: CubeTensor, number: usize) -> Self {
+impl Addend {
+    fn new(x: CubeTensor, first: usize) -> Self {
         let (client, dtype) = (x.client.clone(), x.dtype);
         let mut rows = [Rows::new(x)];
         let strided = flatten(&mut rows);
         let [x] = rows;
         let size = launch::vector_size(&client, dtype, &[&x]);
         let address = launch::address_type(&[&x.tensor]);
-        Self { x, kind: Kind { dtype, size, strided, address }, number }
+        Self { x, kind: Kind { dtype, size, strided, address }, first }
     }
 
     fn elements(&self) -> usize {
         self.x.tensor.meta.num_elements()
     }
 
-    fn argument<E: Float, N: Size>(&self, count: usize) -> SquaredLaunch<E, N> {
+    fn argument<E: Float, N: Size>(&self, vectors: usize, count: usize) -> SquaredLaunch<E, N> {
         let size = self.kind.size;
         SquaredLaunch::new(
             self.x.tensor.clone().into_buffer_arg(),
-            self.elements() / size,
+            vectors,
             self.x.width / size,
             self.x.stride / size,
-            self.number % count,
+            self.first % count,
         )
     }
 }
 
-/// A launch for as many tensors as have type and sizes in common, where the device binds so many buffers.
-pub(super) fn sum_squares(xs: List<CubeBackend>, sums: CubeTensor, first: usize) -> CubeTensor {
+/// Buffers beside those of the tensors.
+const SUMS: u32 = 2;
+
+/// A launch for as many tensors as are of one [`Kind`].
+pub(super) fn sum_squares(
+    xs: List<CubeBackend>,
+    sums: CubeTensor,
+    firsts: Vec<usize>,
+) -> CubeTensor {
     let mut sums = into_contiguous(sums);
-    let most = match launch::binds_many(&sums.client) {
-        true => List::<CubeBackend>::MOST,
-        false => 1,
-    };
-    let numbered = xs.into_vec().into_iter().zip(first..);
-    let mut all: Vec<Single> = numbered.map(|(x, number)| Single::new(x, number)).collect();
-    while let Some(kind) = all.first().map(|of| of.kind) {
-        let mut some = vec![];
-        let mut rest = vec![];
-        for of in all {
-            let to = if of.kind == kind && some.len() < most { &mut some } else { &mut rest };
-            to.push(of);
-        }
-        sums = add(some, kind, sums);
-        all = rest;
+    let xs = xs.into_vec().into_iter().zip(firsts);
+    let all: Vec<Addend> = xs.map(|(x, first)| Addend::new(x, first)).collect();
+    let bound = sums.client.properties().hardware.max_bindings.saturating_sub(SUMS);
+    for some in launch::alike(all, |of| of.kind, MOST.min(bound as usize)) {
+        sums = add(&some, sums);
     }
     sums
 }
 
 /// One launch.
-fn add(all: Vec<Single>, kind: Kind, sums: CubeTensor) -> CubeTensor {
-    let Kind { dtype, size, strided, address } = kind;
+fn add(all: &[Addend], sums: CubeTensor) -> CubeTensor {
+    let Kind { dtype, size, strided, address } = all[0].kind;
     let client = sums.client.clone();
     let count = sums.meta.num_elements();
     let reuse = launch::reusable(&sums);
@@ -176,15 +173,13 @@ fn add(all: Vec<Single>, kind: Kind, sums: CubeTensor) -> CubeTensor {
         true => sums.clone(),
         false => launch::output(&sums, OP, "y", sums.meta.shape().clone(), sums.dtype),
     };
-    let plan = Plan::new(&client, size, all.len(), strided);
-    let chunks = all.iter().map(|of| of.elements().div_ceil(CHUNK));
-    let furthest = all.iter().zip(chunks.clone()).map(|(of, chunks)| of.number % count + chunks);
+    let places = all.len().next_power_of_two();
+    let plan = Plan::new(&client, size, places, strided);
+    let chunks = |of: &Addend| of.elements().div_ceil(CHUNK);
     // Sums that nothing comes to stay as they are.
-    let cubes = match reuse {
-        true => furthest.max().unwrap_or(0).min(count),
-        false => count,
-    };
-    let several = chunks.clone().any(|chunks| chunks > count);
+    let furthest = all.iter().map(|of| of.first % count + chunks(of)).max();
+    let cubes = if reuse { furthest.unwrap_or(count).min(count) } else { count };
+    let several = all.iter().any(|of| chunks(of) > count);
     let ways = [
         ("several chunks a sum", several),
         ("in place", reuse),
@@ -192,7 +187,9 @@ fn add(all: Vec<Single>, kind: Kind, sums: CubeTensor) -> CubeTensor {
     ];
     launch::plans::note("sums of squares", &(&plan, size, address), &ways);
     let address = address.max(launch::address_type(&[&sums]));
-    let of = all.iter().map(|of| of.argument(count)).collect();
+    let mut of = SequenceArg::new();
+    all.iter().for_each(|one| of.push(one.argument(one.elements() / size, count)));
+    (all.len()..places).for_each(|_| of.push(all[0].argument(0, count)));
     // SAFETY: vectors are clamped to their number, sums are checked against theirs; one that is in place is read and
     // written by one unit.
     unsafe {

@@ -44,7 +44,7 @@ pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>) -> Result<Tens
 
 /// Tensors of any ranks and shapes whose squares are added to the same sums: on CUDA up to 32 of them in one launch.
 ///
-/// The first chunk of tensor number k counts to sum k mod L, so that small tensors do not all count to one.
+/// Their chunks are counted on from tensor to tensor: the first of a tensor follows the last of the one before.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -62,8 +62,10 @@ pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>) -> Result<Tens
 /// ```
 #[derive(Default)]
 pub struct SumSquaresBatch {
-    /// Of those that have been added: the one of sums that may be on another device.
+    /// Of all tensors.
     device: Option<Device>,
+    /// Chunks of all tensors so far.
+    chunks: usize,
     parts: Vec<Part>,
 }
 
@@ -73,7 +75,7 @@ enum Part {
     #[cfg(feature = "cube")]
     Fused(Box<backend::Single>),
     /// What adds its squares, one tensor after the other.
-    Reference(Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>),
+    Reference(Box<dyn FnOnce(Tensor<1>) -> Tensor<1> + Send>),
 }
 
 impl SumSquaresBatch {
@@ -94,19 +96,21 @@ impl SumSquaresBatch {
         if let Some(device) = &self.device {
             check.device("x", &x.device(), device)?;
         }
-        let choice = match x.shape().num_elements() {
-            0 => return Ok(()),
-            elements => policy::choose(OP, elements, &x)?,
+        let elements = x.shape().num_elements();
+        let choice = match elements {
+            0 => None,
+            elements => Some(policy::choose(OP, elements, &x)?),
         };
         self.device = Some(x.device());
-        let number = self.parts.len();
-        self.parts.push(match choice {
+        let first = self.chunks;
+        self.chunks += elements.div_ceil(CHUNK);
+        self.parts.extend(choice.map(|choice| match choice {
             #[cfg(feature = "cube")]
-            Choice::Fused => Part::Fused(Box::new(backend::Single::new(x))),
+            Choice::Fused => Part::Fused(Box::new(backend::Single::new(x, first))),
             Choice::Reference => {
-                Part::Reference(Box::new(move |sums| reference::sum_squares(x, sums, number)))
+                Part::Reference(Box::new(move |sums| reference::sum_squares(x, sums, first)))
             }
-        });
+        }));
         Ok(())
     }
 
@@ -135,7 +139,7 @@ impl SumSquaresBatch {
         }
         #[cfg(feature = "cube")]
         if !fused.is_empty() {
-            sums = backend::fused(fused, sums);
+            sums = backend::fused(fused, sums, self.device.as_ref());
         }
         Ok(if tracked { sums.autodiff() } else { sums })
     }

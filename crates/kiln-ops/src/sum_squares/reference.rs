@@ -3,15 +3,15 @@
 use super::CHUNK;
 use burn::tensor::{DType, Tensor};
 
-/// `sums`, with the squares of `x` added, tensor `number` of its batch; checks are the caller's.
-pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>, number: usize) -> Tensor<1> {
+/// `sums`, with the squares of `x` added, behind `first` chunks of its batch; checks are the caller's.
+pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>, first: usize) -> Tensor<1> {
     let (elements, [count]) = (x.shape().num_elements(), sums.dims());
     let chunks = elements.div_ceil(CHUNK);
     let (rounds, taken) = (chunks.div_ceil(count), chunks.min(count));
     let x = filled(x.cast(DType::F32).reshape([elements]), rounds * taken * CHUNK);
     let squares: Tensor<3> = x.square().reshape([rounds, taken, CHUNK]);
     let own = filled(squares.sum_dim(2).sum_dim(0).reshape([taken]), count);
-    let first = number % count;
+    let first = first % count;
     let turned = match first {
         0 => own,
         _ => {

@@ -9,7 +9,7 @@ use cubecl::zspace::metadata::Metadata;
 use kiln_ops::adamw::AdamWOptions;
 use kiln_ops::adamw::backend::{self as adamw, AdamWOps};
 use kiln_ops::add_rms_norm::backend::AddRmsNormOps;
-use kiln_ops::autodiff::{List, Maybe};
+use kiln_ops::autodiff::{List, MOST, Maybe};
 use kiln_ops::bk::BkMode;
 use kiln_ops::bk::backend::{self as bk, BkGradOps, BkOps};
 use kiln_ops::cross_entropy::CrossEntropyOptions;
@@ -261,13 +261,15 @@ fn list(tensors: Vec<CubeTensor>) -> List<CubeBackend> {
 /// As many parameters as one launch takes.
 fn many_steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let many = |dtype: DType| {
-        let of = (0..List::<CubeBackend>::MOST).map(|k| tensor(client, [k + 1, 768], dtype));
+        let of = (0..MOST).map(|k| tensor(client, [k + 1, 768], dtype));
         list(of.collect())
     };
     let (of, sums) = (many(dtype), tensor(client, [1024], DType::F32));
     calls.push(Call {
         name: format!("sum_squares {name} of many"),
-        run: Box::new(move || drop(CubeBackend::sum_squares(of, sums, 32))),
+        run: Box::new(move || {
+            drop(CubeBackend::sum_squares(of, sums, (0..MOST).collect()));
+        }),
     });
     let of = adamw::Steps {
         values: many(DType::F32),
@@ -295,7 +297,7 @@ fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         let (of, sums) = (grad(), tensor(client, [1024], DType::F32));
         calls.push(Call {
             name: format!("sum_squares {name}"),
-            run: Box::new(move || drop(CubeBackend::sum_squares(list(vec![of]), sums, 0))),
+            run: Box::new(move || drop(CubeBackend::sum_squares(list(vec![of]), sums, vec![0]))),
         });
         let f32 = || tensor(client, [rows, width], DType::F32);
         let of = adamw::Steps {
