@@ -1,12 +1,14 @@
 //! What stands between the last gradient and the next forward: the global norm, clipping and a step of the optimizer, over
-//! the parameters of a GPT-2 of 124 million, all in f32.
+//! the parameters of a GPT-2 of 124 million, in f32; on CUDA Muon iterates in bf16.
 //!
 //! ```text
+//! cargo run --release --example optimizer_step -- [DEVICE [adamw|muon]…] [--layers N] [--vocabulary N]
 //! cargo run --release --example optimizer_step -- cuda adamw muon
 //! cargo run --release --example optimizer_step -- cpu --layers 1 --vocabulary 1000
 //! ```
 //!
-//! Milliseconds of a step, the median of bursts; beside it `benches/peers/optimizer_step.py` in PyTorch.
+//! Milliseconds of a step, the median of 9 bursts of 10 after one that compiles; beside it
+//! `benches/peers/optimizer_step.py` in PyTorch.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Distribution, Tensor};

@@ -1,10 +1,12 @@
 """What stands between the last gradient and the next forward, in PyTorch: the global norm, clipping and a step of the
-optimizer, over the parameters that `cargo run --release --example optimizer_step -- cuda` has, all in f32.
+optimizer, over the parameters that `cargo run --release --example optimizer_step -- cuda` has, in f32: the median of 9
+bursts of 10 steps, as there.
 
     python3 benches/peers/optimizer_step.py
 
-`adamw` is torch's fused one. `muon` is `torch.optim.Muon` for the matrices of the blocks and the fused AdamW for the
-rest, where torch has it.
+`adamw` is torch's fused one. `muon` is `torch.optim.Muon` (PyTorch 2.9 or newer) for the matrices of the blocks, one after
+the other, and the fused AdamW for the rest. Both iterate in bf16. `clip_grad_norm_` writes the gradients: 40 bytes an
+element move in torch's AdamW, 32 in Kiln's.
 """
 
 import argparse
@@ -50,7 +52,7 @@ def main():
     for kind in args.kinds:
         all = parameters(args.layers, args.vocabulary)
         of = optimizers(kind, all)
-        # Clipping scales gradients where they are: they would shrink from step to step.
+        # Clipping scales gradients where they are: from the second step of a burst on their norm is 1, the work the same.
         whole = [p.grad.clone() for p in all]
         times = []
         for burst in range(args.bursts + 1):

@@ -118,7 +118,8 @@ pub fn adamw<const D: usize>(
 }
 
 /// Parameters of any ranks and shapes that take a step with the same numbers: on CUDA up to 32 of them in one launch,
-/// those whose gradients are of one element type, and whose sizes and strides allow the same vectors.
+/// those whose gradients are of one element type, and whose sizes and strides allow the same vectors, of each 32 that
+/// were added one after the other. It is one step: the next one is another batch, with the next `step` in its options.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -193,7 +194,7 @@ impl AdamWBatch {
     ///
     /// # Errors
     ///
-    /// As there, and for a parameter on another device than `scale` and those before; it is not added then.
+    /// As there, and for a parameter on another device than those before; it is not added then, and gone.
     pub fn push<const D: usize>(&mut self, of: Moving<D>, grad: Tensor<D>) -> Result<(), OpError> {
         let check = Check(OP);
         let tracked = of.value.is_autodiff();
@@ -253,7 +254,8 @@ fn tracked_if<const D: usize>(tracked: bool, moved: Moving<D>) -> Moving<D> {
     }
 }
 
-/// The parameters of an [`AdamWBatch`] after its step.
+/// The parameters of an [`AdamWBatch`] after its step. A value that came on the autodiff backend comes back on it, but as
+/// no leaf: `require_grad` makes it one.
 pub struct AdamWMoved {
     places: std::vec::IntoIter<Place>,
     #[cfg(feature = "cube")]

@@ -61,6 +61,7 @@ pub fn sum_squares<const D: usize>(x: Tensor<D>, sums: Tensor<1>) -> Result<Tens
 /// # Ok::<(), kiln_ops::OpError>(())
 /// ```
 #[derive(Default)]
+#[must_use = "the squares are added by a sum"]
 pub struct SumSquaresBatch {
     /// Of all tensors.
     device: Option<Device>,
