@@ -3,10 +3,9 @@
 use super::backend::{Stepped, Steps};
 use super::{AdamWOptions, OP};
 use crate::autodiff::{List, MOST};
-use crate::launch::{self, Rows};
+use crate::launch::{self, Kind, Rows};
 use crate::swiglu::kernel::{flatten, place};
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::untile;
 use burn_cubecl::tensor::CubeTensor;
@@ -112,16 +111,6 @@ struct Parameter {
     /// They are all in their places.
     reused: bool,
     kind: Kind,
-}
-
-/// What those of one launch have in common.
-#[derive(Clone, Copy, PartialEq)]
-struct Kind {
-    dtype: DType,
-    /// Elements of a vector.
-    size: usize,
-    strided: bool,
-    address: AddressType,
 }
 
 impl Parameter {

@@ -231,6 +231,16 @@ pub(crate) fn plane_size(client: &Client) -> u32 {
     if fixed && client.features().plane.contains(Plane::Ops) { hardware.plane_size_max } else { 1 }
 }
 
+/// What tensors of one launch have in common, where one takes several.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Kind {
+    pub(crate) dtype: DType,
+    /// Elements of a vector.
+    pub(crate) size: usize,
+    pub(crate) strided: bool,
+    pub(crate) address: AddressType,
+}
+
 /// Things in groups of up to `most` that have something in common, each in the order in which they were.
 pub(crate) fn alike<T, K: PartialEq>(
     all: Vec<T>,

@@ -2,11 +2,10 @@
 
 use super::{CHUNK, OP};
 use crate::autodiff::{List, MOST};
-use crate::launch::{self, Rows};
+use crate::launch::{self, Kind, Rows};
 use crate::reduce::{self, RowUnits, Sums};
 use crate::swiglu::kernel::{flatten, place};
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -105,16 +104,6 @@ struct Addend {
     kind: Kind,
     /// Chunks of the batch before it.
     first: usize,
-}
-
-/// What those of one launch have in common.
-#[derive(Clone, Copy, PartialEq)]
-struct Kind {
-    dtype: DType,
-    /// Elements of a vector.
-    size: usize,
-    strided: bool,
-    address: AddressType,
 }
 
 impl Addend {
