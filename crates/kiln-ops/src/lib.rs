@@ -53,6 +53,7 @@ pub mod matmul;
 pub mod mhc_post;
 pub mod mhc_post_pre;
 pub mod mhc_pre;
+pub mod muon;
 pub mod newton_schulz;
 pub mod rms_norm;
 pub mod rope;
@@ -80,6 +81,7 @@ pub mod prelude {
     pub use crate::mhc_post::mhc_post;
     pub use crate::mhc_post_pre::{MhcPost, mhc_post_pre};
     pub use crate::mhc_pre::{MhcPre, MhcPreOptions, mhc_pre};
+    pub use crate::muon::{LearningRateScale, MuonOptions, MuonWeight, muon};
     pub use crate::newton_schulz::{Coefficients, NewtonSchulzOptions, newton_schulz};
     pub use crate::policy::Implementation;
     pub use crate::rms_norm::rms_norm;

@@ -12,6 +12,7 @@ mod matmul;
 mod mhc_post;
 mod mhc_post_pre;
 mod mhc_pre;
+mod muon;
 mod newton_schulz;
 mod rms_norm;
 mod rope;
@@ -45,6 +46,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &newton_schulz::Row,
     &sum_squares::Row,
     &adamw::Row,
+    &muon::Row,
     &tril_matmul::Row,
 ];
 

@@ -4,6 +4,7 @@ use super::matmul::stack;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::{BoundedTensor, Input};
 use crate::operator::*;
+use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::newton_schulz::oracle;
@@ -35,12 +36,17 @@ static SPEC: Spec = Spec {
     kernel: true,
 };
 
-fn options(attributes: &Attributes) -> NewtonSchulzOptions {
-    let coefficients = match attributes.word("coefficients") {
+/// Those that the attribute names.
+pub(super) fn coefficients(attributes: &Attributes) -> Coefficients {
+    match attributes.word("coefficients") {
         "polar_express" => Coefficients::PolarExpress,
         _ => Coefficients::Muon,
-    };
-    NewtonSchulzOptions { steps: attributes.integer("steps") as usize, coefficients }
+    }
+}
+
+fn options(attributes: &Attributes) -> NewtonSchulzOptions {
+    let steps = attributes.integer("steps") as usize;
+    NewtonSchulzOptions { steps, coefficients: coefficients(attributes) }
 }
 
 impl Operator for Row {
@@ -103,9 +109,18 @@ impl Operator for Row {
         ]
     }
 
-    // None until what is timed can be checked: after five steps running bounds let 2 % pass.
-    fn shapes(&self, _scale: Scale) -> Vec<Case> {
-        vec![]
+    fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
+        spot::newton_schulz(self, spot, options(spot.call.attributes))
+    }
+
+    // The weights of a 124M model, and squares.
+    fn shapes(&self, scale: Scale) -> Vec<Case> {
+        match scale {
+            Scale::Small => vec![Case::new([&[4, 128, 384]])],
+            Scale::Train => vec![Case::new([&[12, 768, 768]]), Case::new([&[12, 768, 3072]])],
+            Scale::Large => vec![Case::new([&[2048, 2048]]), Case::new([&[4096, 4096]])],
+            _ => vec![],
+        }
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {

@@ -35,6 +35,11 @@ impl Typical {
         let (bias, deviation) = (mean(|x| x.errors().bias), mean(|x| x.errors().deviation()));
         Self { off: bias + deviation, size: mean(|x| x.value()) }
     }
+
+    /// Those of elements so many times as large.
+    pub(super) fn times(self, factor: f64) -> Self {
+        Self { off: self.off * factor, size: self.size * factor }
+    }
 }
 
 /// Checks every block of every result.

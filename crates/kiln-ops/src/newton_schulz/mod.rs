@@ -10,14 +10,16 @@
 //!
 //! With M ≤ N each step takes 2·M²·N + 2·M³/2 + M²·N operations: both products that are symmetric are half computed.
 
+#[cfg(feature = "cube")]
+pub mod backend;
+#[cfg(feature = "cube")]
+pub(crate) mod kernel;
 #[cfg(feature = "oracle")]
 pub mod oracle;
 pub mod reference;
 
 use crate::OpError;
 use crate::check::Check;
-#[cfg(feature = "cube")]
-use crate::matmul::backend;
 use crate::policy::{self, Choice};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
@@ -108,13 +110,15 @@ pub fn newton_schulz<const D: usize>(
     let check = Check(OP);
     check.float("g", &g)?;
     check.shape("g", &g.dims(), D >= 2, "[..., M, N] of rank 2 or more")?;
-    let g = g.detach();
-    if g.shape().num_elements() == 0 {
-        return Ok(g);
-    }
-    Ok(match policy::choose(OP, g.shape().num_elements(), &g)? {
-        #[cfg(feature = "cube")]
-        Choice::Fused => reference::iterate(g, options, backend::fused),
-        Choice::Reference => reference::newton_schulz(g, options),
-    })
+    let tracked = g.is_autodiff();
+    let g = g.inner();
+    let y = match g.shape().num_elements() {
+        0 => g,
+        elements => match policy::choose(OP, elements, &g)? {
+            #[cfg(feature = "cube")]
+            Choice::Fused => backend::fused(g, options),
+            Choice::Reference => reference::newton_schulz(g, options),
+        },
+    };
+    Ok(if tracked { y.autodiff() } else { y })
 }

@@ -19,6 +19,9 @@ use kiln_ops::cross_entropy::backend::{
 use kiln_ops::embedding::backend::{self as embedding, EmbeddingGradOps, EmbeddingOps};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
+use kiln_ops::muon::MuonOptions;
+use kiln_ops::muon::backend::{self as muon, MuonOps};
+use kiln_ops::newton_schulz::backend::NewtonSchulzOps;
 use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
@@ -398,6 +401,16 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::Some(c), scaled))),
         });
     }
+    // C as the operands, in their place in the ring.
+    for [m, k, n] in [[8192, 1024, 2048], [512, 1024, 520]] {
+        let [a, b, c] = [[m, k], [k, n], [m, n]].map(|shape| tensor(client, shape, dtype));
+        let options = MatmulOptions { beta: 2.0, ..MatmulOptions::default() };
+        let scaled = Scaled::new(options, dtype);
+        calls.push(Call {
+            name: format!("matmul_add {name} {m}x{n}"),
+            run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::Some(c), scaled))),
+        });
+    }
     // Symmetric: wide tiles, and small ones that cubes share, with C.
     for (rows, depth) in [(8192, 1024), (512, 4096)] {
         let options = MatmulOptions { symmetric: true, ..MatmulOptions::default() };
@@ -409,6 +422,25 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             run: Box::new(move || drop(CubeBackend::kiln_matmul(a, at, Maybe::Some(c), scaled))),
         });
     }
+    // Muon: many weights, of several matrices side by side.
+    let many = |dtype: DType| {
+        let of = (0..MOST).map(|_| tensor(client, [256, 384], dtype));
+        list(of.collect())
+    };
+    let (values, grads, momenta) = (many(DType::F32), many(dtype), many(DType::F32));
+    let scale = Maybe::Some(tensor(client, [1], DType::F32));
+    let options = MuonOptions { columns: vec![256, 128], dtype, ..MuonOptions::default() };
+    let of = muon::Steps { values, grads, momenta, scale, options, family: None };
+    calls.push(Call {
+        name: format!("muon {name}"),
+        run: Box::new(move || drop(CubeBackend::muon(of))),
+    });
+    // The norms of matrices, whose products are those above.
+    let g = tensor(client, [2, 256, 512], dtype);
+    calls.push(Call {
+        name: format!("newton_schulz {name}"),
+        run: Box::new(move || drop(CubeBackend::newton_schulz(g, Default::default(), None))),
+    });
     // f32 as sums of bf16.
     if dtype == DType::F32 {
         let options = MatmulOptions { precision: F32Precision::High, ..MatmulOptions::default() };

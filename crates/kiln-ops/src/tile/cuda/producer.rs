@@ -17,6 +17,8 @@ pub(super) struct Stages {
     pub(super) count: usize,
     pub(super) scheduler: Scheduler,
     pub(super) dual: Dual,
+    /// C is loaded too, behind the blocks of K: 64 rows in the place of B of a stage.
+    pub(super) add: bool,
 }
 
 impl Stages {
@@ -44,12 +46,12 @@ pub(super) struct Buffers {
     pub(super) ring: Ring,
 }
 
-/// The operands as TMA reads them; the second B of a dual GEMM, or B again.
+/// The operands as TMA reads them, and what else a product has: the second B of a dual GEMM, or C; else B again.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Maps {
     pub(super) a: u64,
     pub(super) b: u64,
-    pub(super) b_second: u64,
+    pub(super) more: u64,
 }
 
 /// Loads 64 positions along M or N, from `e` on, of a block of K, from `k` on.
@@ -113,13 +115,33 @@ fn load_block(
 
     let b_along_k = comptime!(stages.b == Order::ColMajor);
     let dst = buffers.b + at.stage * b_bytes;
-    let map = select(second, maps.b_second, maps.b);
+    let map = select(second, maps.more, maps.b);
     // The columns of the tile, in one part or in two of either matrix.
     #[unroll]
     for part in 0..comptime!(stages.n as u32 / columns) {
-        let map = if comptime!(part == 0) { map } else { maps.b_second };
+        let map = if comptime!(part == 0) { map } else { maps.more };
         let dst = dst + comptime!(part * columns * 128);
         load_operand(dst, map, bar, tile.col * columns, k, tile.b, columns, b_along_k);
+    }
+}
+
+/// Loads 64 rows of C of a tile, of all its columns, into a stage.
+#[cube]
+fn load_add(
+    maps: &Maps,
+    buffers: &Buffers,
+    at: &PipelineState,
+    tile: &WorkTile,
+    row: u32,
+    #[comptime] stages: Stages,
+) {
+    let columns = comptime!(stages.n as u32);
+    let bytes = comptime!(stages.b_bytes());
+    let bar = buffers.ring.acquire(at.stage, at.phase, bytes);
+    let dst = buffers.b + at.stage * bytes;
+    #[unroll]
+    for i in 0..comptime!(columns / 64) {
+        tma_load(dst + i * PART, maps.more, bar, tile.col * columns + i * 64, row, tile.out);
     }
 }
 
@@ -141,6 +163,14 @@ pub(super) fn produce(
         for k in 0..tile.depth {
             load_block(maps, buffers, &state, &tile, tile.block + k, grid, stages);
             state.advance(comptime!(stages.count as u32));
+        }
+        if comptime!(stages.add) {
+            #[unroll]
+            for half in 0..2u32 {
+                let row = tile.row * comptime!(ROWS as u32) + half * 64;
+                load_add(maps, buffers, &state, &tile, row, stages);
+                state.advance(comptime!(stages.count as u32));
+            }
         }
         round += 1;
         at = following;

@@ -143,6 +143,58 @@ pub(crate) fn store_parts<N: Size>(
     );
 }
 
+/// sums + beta times the numbers of 16 bits that stand where chunk `chunk` of them would be stored: chunks follow each
+/// other.
+#[cube]
+pub(crate) fn add_chunk<N: Size>(
+    sums: Vector<f32, N>,
+    places: &ChunkAddresses,
+    beta: f32,
+    #[comptime] chunk: usize,
+    #[comptime] float: Float16,
+) -> Vector<f32, N> {
+    let held = N::value();
+    let added: Vector<f32, N>;
+    gpu_asm!(
+        "{{ .reg .b32 r<4>, s<4>; .reg .b16 l, h; .reg .f32 beta, low, high; // {o} {i}",
+        "mov.b32 beta, {beta};",
+        "add.u32 s0, {first}, {at};",
+        "xor.b32 s1, s0, 32; xor.b32 s2, s0, 64; xor.b32 s3, s0, 96;",
+        "{body} }}",
+        o = out(_) added, i = in(_) sums, beta = in(_) beta, first = in(_) places.straight,
+        at = const 8192 * chunk, body = const added_chunk(chunk, held, float)
+    );
+    added
+}
+
+fn added_chunk(chunk: usize, held: usize, float: Float16) -> String {
+    let mut text = String::new();
+    // The others stay as they are.
+    for i in (0..held).filter(|i| i / 32 != chunk) {
+        text += &format!("mov.f32 %{i}, %{};\n", held + i);
+    }
+    for part in 0..4 {
+        text +=
+            &format!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{r0, r1, r2, r3}}, [s{part}];\n");
+        for r in 0..4 {
+            let at = 32 * chunk + 8 * part + 2 * r;
+            match float {
+                Float16::Bf16 => {
+                    text += &format!("shl.b32 low, r{r}, 16; and.b32 high, r{r}, 0xffff0000;\n");
+                }
+                Float16::F16 => {
+                    text += &format!("mov.b32 {{l, h}}, r{r};\n");
+                    text += "cvt.f32.f16 low, l; cvt.f32.f16 high, h;\n";
+                }
+            }
+            for (half, number) in [("low", at), ("high", at + 1)] {
+                text += &format!("fma.rn.f32 %{number}, {half}, beta, %{};\n", held + number);
+            }
+        }
+    }
+    text
+}
+
 /// Stores a chunk of numbers that are rounded already, in pairs, as the fragments of sums have them; `offset` bytes
 /// after the addresses.
 #[cube]

@@ -21,7 +21,7 @@ impl MmaProduct {
     /// What is loaded.
     pub(super) fn stages(&self) -> Stages {
         let Self { n, stages: count, a, b, scheduler, .. } = *self;
-        Stages { a, b, n, count, scheduler, dual: Dual::None }
+        Stages { a, b, n, count, scheduler, dual: Dual::None, add: false }
     }
 
     /// Parts of a block, as many warps load.

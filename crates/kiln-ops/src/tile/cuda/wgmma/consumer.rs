@@ -7,7 +7,7 @@ use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::producer::Buffers;
 use crate::tile::cuda::ptx::*;
 use crate::tile::cuda::schedule::{DEPTH, PART, ROWS, TileGrid, WorkTile, work_index, work_tile};
-use crate::tile::cuda::store::{ChunkAddresses, chunk_addresses, store_chunk};
+use crate::tile::cuda::store::{ChunkAddresses, Stored, add_chunk, chunk_addresses, store_chunk};
 use crate::tile::epilogue::Epilogue;
 use crate::tile::finish::Finish;
 use crate::tile::view::Order;
@@ -48,6 +48,7 @@ pub(super) fn consume<C: Float, Ep: Epilogue>(
     let op = comptime!(product.op());
     let scheduler = comptime!(product.scheduler);
     let cluster = comptime!(scheduler.cluster);
+    let linear = comptime!(product.store.linear);
     let size!(Sums) = comptime!(op.held());
     let number = warp / 4;
     let unit = UNIT_POS % 128;
@@ -85,7 +86,13 @@ pub(super) fn consume<C: Float, Ep: Epilogue>(
             if comptime!(cluster == 2) {
                 sums[0] = add_sent::<Sums>(sums[0], buffers.a, unit, op);
             }
-            sums[0] = finished::<C, Sums>(sums[0], &me, add, scales, finish, grid, &tile, product);
+            if comptime!(linear.scaled) {
+                sums[0] *= Vector::new(finish.alpha(scales, tile.out as usize, linear));
+            }
+            if comptime!(product.store.loaded) {
+                sums[0] = add_loaded::<Sums>(sums[0], &me, buffers, &mut state, finish, product);
+            }
+            sums[0] = finished::<C, Sums>(sums[0], &me, add, finish, grid, &tile, product);
             store::<Sums, Ep>(sums[0], &me, &places, results, &tile, product);
         }
         round += 1;
@@ -161,13 +168,50 @@ fn mask(
     }
 }
 
-/// alpha · sums + beta · C, the part above the diagonal zero where only the lower triangle is wanted.
+/// sums + beta · C, whose rows come through the ring: those of each warpgroup in a stage.
+#[cube]
+fn add_loaded<N: Size>(
+    sums: Vector<f32, N>,
+    me: &Warpgroup,
+    buffers: &Buffers,
+    state: &mut PipelineState,
+    finish: &Finish,
+    #[comptime] product: WgmmaProduct,
+) -> Vector<f32, N> {
+    let stages = comptime!(product.stages());
+    let count = comptime!(stages.count as u32);
+    let stored = comptime!(Stored::Float16(product.float));
+    let mut added = Array::<Vector<f32, N>>::new(1usize);
+    added[0] = sums;
+    // `state` goes on at the end: a copy of a variable is the variable.
+    let last = state.stage == count - 1;
+    let second = select(last, 0u32, state.stage + 1);
+    // Both by both: who releases a stage has seen that it was filled.
+    buffers.ring.wait(state.stage, state.phase);
+    buffers.ring.wait(second, select(last, state.phase ^ 1, state.phase));
+    let mine = select(me.number == 0u32, state.stage, second);
+    let places = chunk_addresses(buffers.b + mine * stages.b_bytes(), me.unit, stored);
+    #[unroll]
+    for chunk in 0..comptime!(product.tile.n / 64) {
+        added[0] = add_chunk::<N>(added[0], &places, finish.beta, chunk, product.float);
+    }
+    sync_units(me.number + 1, 128u32);
+    if me.unit == 0u32 {
+        buffers.ring.release(state.stage);
+        buffers.ring.release(second);
+    }
+    state.advance(count);
+    state.advance(count);
+    added[0]
+}
+
+/// What is left to do with sums: plus beta · C where that was not loaded, the part above the diagonal zero where only
+/// the lower triangle is wanted.
 #[cube]
 fn finished<C: Float, N: Size>(
     sums: Vector<f32, N>,
     me: &Warpgroup,
     add: &[C],
-    scales: &[f32],
     finish: &Finish,
     grid: &TileGrid,
     tile: &WorkTile,
@@ -179,10 +223,7 @@ fn finished<C: Float, N: Size>(
     let col = tile.col * comptime!(product.columns() as u32) + col;
     let mut done = Array::<Vector<f32, N>>::new(1usize);
     done[0] = sums;
-    if comptime!(linear.scaled) {
-        done[0] *= Vector::new(finish.alpha(scales, tile.out as usize, linear));
-    }
-    if comptime!(linear.add) {
+    if comptime!(linear.add && !product.store.loaded) {
         let count = comptime!(product.op().sums());
         let (m, n) = (grid.m, grid.n);
         done[0] = add_matrix::<C, N>(done[0], add, finish, tile.out, row, col, m, n, count);

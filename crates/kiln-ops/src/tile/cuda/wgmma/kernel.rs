@@ -28,7 +28,7 @@ use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float, Ep: Epilogue>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
-    b_second: &TensorMap<E, Tiled>,
+    more: &TensorMap<E, Tiled>,
     out: &TensorMap<O, Tiled>,
     joined: &TensorMap<O, Tiled>,
     add: &[C],
@@ -39,11 +39,8 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float, Ep: Epilogue>(
     #[comptime] product: WgmmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
-    let maps = Maps {
-        a: tensor_map_address(a),
-        b: tensor_map_address(b),
-        b_second: tensor_map_address(b_second),
-    };
+    let maps =
+        Maps { a: tensor_map_address(a), b: tensor_map_address(b), more: tensor_map_address(more) };
     let results = Results { out: tensor_map_address(out), joined: tensor_map_address(joined) };
     multiply::<C, Ep>(&maps, &results, add, scales, order, &finish, &grid, product);
 }
@@ -57,7 +54,7 @@ pub(crate) fn wgmma_kernel<E: Float, C: Float, O: Float, Ep: Epilogue>(
 pub(crate) fn wgmma_cluster_kernel<E: Float, C: Float, O: Float, Ep: Epilogue>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
-    b_second: &TensorMap<E, Tiled>,
+    more: &TensorMap<E, Tiled>,
     out: &TensorMap<O, Tiled>,
     joined: &TensorMap<O, Tiled>,
     add: &[C],
@@ -68,11 +65,8 @@ pub(crate) fn wgmma_cluster_kernel<E: Float, C: Float, O: Float, Ep: Epilogue>(
     #[comptime] product: WgmmaProduct,
     #[define(E, C, O)] _dtypes: [ElemType; 3],
 ) {
-    let maps = Maps {
-        a: tensor_map_address(a),
-        b: tensor_map_address(b),
-        b_second: tensor_map_address(b_second),
-    };
+    let maps =
+        Maps { a: tensor_map_address(a), b: tensor_map_address(b), more: tensor_map_address(more) };
     let results = Results { out: tensor_map_address(out), joined: tensor_map_address(joined) };
     multiply::<C, Ep>(&maps, &results, add, scales, order, &finish, &grid, product);
 }

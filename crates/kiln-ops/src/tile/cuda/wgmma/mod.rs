@@ -15,7 +15,8 @@ use crate::tile::cuda::second::{Dual, Second};
 use crate::tile::epilogue::Epilogue;
 use crate::tile::finish::{FinishLaunch, Linear};
 use crate::tile::problem::Problem;
-use crate::tile::{split_k, view::Order};
+use crate::tile::split_k;
+use crate::tile::view::{MatrixView, Order};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -66,7 +67,7 @@ pub(super) fn run<Ep: Epilogue>(
         scheduler.group = group(launch::limits::reckoned(p.n).div_ceil(columns));
     }
     let (a, b, float) = (p.a.order, p.b.order, Float16::of(p.a.tensor.dtype));
-    let store = store(p, split, in_place, target.dtype);
+    let store = store(p, &plan, in_place, target.dtype);
     let product = WgmmaProduct { tile, float, a, b, store, scheduler, dual };
     let places = match p.symmetric {
         true => order::symmetric_tiles(p.m, columns),
@@ -79,7 +80,8 @@ pub(super) fn run<Ep: Epilogue>(
     };
     let order = Tiles::of(p, columns);
     let unused = || launch::unused(out, DType::F32);
-    let add = p.add.as_ref().filter(|_| store.linear.add).map(|(add, _)| add.tensor.clone());
+    let added = p.add.as_ref().map(|(add, _)| add).filter(|_| store.linear.add);
+    let add = added.map(|add| add.tensor.clone());
     let add = add.unwrap_or_else(unused);
     let scales = p.alpha.scales.clone().filter(|_| store.linear.device_scale);
     let dtypes = [p.a.tensor.dtype, add.dtype, target.dtype].map(dtype_to_elem_type);
@@ -90,6 +92,10 @@ pub(super) fn run<Ep: Epilogue>(
     };
     let matrices = if dual == (Dual::Joined { keep: true }) { 2 } else { splits * p.batches };
     let joined = second.and_then(|second| second.joined.as_ref()).unwrap_or(&target);
+    let more = match added.filter(|_| store.loaded) {
+        Some(add) => operand(add, 64, true),
+        None => operand(second.map_or(&p.b, |second| &second.b), columns, b == Order::ColMajor),
+    };
     let kernel = match tile.cluster {
         1 => wgmma_kernel::launch_unchecked::<Ep>,
         _ => wgmma_cluster_kernel::launch_unchecked::<Ep>,
@@ -100,6 +106,7 @@ pub(super) fn run<Ep: Epilogue>(
         ("a batch", p.batches > 1),
         ("several tiles a cube", total > cubes),
         ("more blocks than stages", depth > tile.stages),
+        ("C through the ring", store.loaded),
     ];
     launch::plans::note("product on wgmma", &(&product, address, dtypes), &ways);
     // SAFETY: TMA keeps to the shapes of its maps, C is read inside M and N only.
@@ -111,7 +118,7 @@ pub(super) fn run<Ep: Epilogue>(
             address,
             operand(&p.a, ROWS, a == Order::RowMajor),
             operand(&p.b, columns, b == Order::ColMajor),
-            operand(second.map_or(&p.b, |second| &second.b), columns, b == Order::ColMajor),
+            more,
             result(&target, matrices, pitch),
             result(joined, 1, pitch),
             add.into_buffer_arg(),
@@ -129,8 +136,8 @@ pub(super) fn run<Ep: Epilogue>(
 }
 
 /// How the result is finished and stored, or a part of it.
-fn store(problem: &Problem, part: bool, in_place: bool, dtype: DType) -> WgmmaStore {
-    let mut linear = Linear::of(problem, part);
+fn store(problem: &Problem, plan: &Plan, in_place: bool, dtype: DType) -> WgmmaStore {
+    let mut linear = Linear::of(problem, plan.splits > 1);
     let stored = match dtype {
         DType::F32 => Stored::F32,
         dtype => Stored::Float16(Float16::of(dtype)),
@@ -141,5 +148,12 @@ fn store(problem: &Problem, part: bool, in_place: bool, dtype: DType) -> WgmmaSt
     let once = in_place && problem.beta() == 1.0 && straight;
     let accumulate = linear.add && once && dtype == DType::F32;
     linear.add &= !accumulate;
-    WgmmaStore { linear, stored, accumulate, transposed }
+    // Rows that TMA can read, a matrix for each product; a cube that makes whole tiles reads them.
+    let loads = |add: &MatrixView| {
+        let own = add.batches == problem.batches && add.row_major() && add.aligned();
+        own && add.tensor.dtype == problem.a.tensor.dtype
+    };
+    let whole = plan.tile.cluster == 1 && !problem.triangles.masked();
+    let loaded = whole && linear.add && problem.add.as_ref().is_some_and(|(add, _)| loads(add));
+    WgmmaStore { linear, loaded, stored, accumulate, transposed }
 }

@@ -60,6 +60,8 @@ impl WgmmaTile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WgmmaStore {
     pub(crate) linear: Linear,
+    /// C comes through the ring, instead of element by element.
+    pub(crate) loaded: bool,
     pub(crate) stored: Stored,
     /// Plus what the result's memory holds, f32.
     pub(crate) accumulate: bool,
@@ -84,7 +86,7 @@ impl WgmmaProduct {
     pub(crate) fn stages(&self) -> Stages {
         let WgmmaTile { n, stages, .. } = self.tile;
         let Self { a, b, scheduler, dual, .. } = *self;
-        Stages { a, b, n, count: stages, scheduler, dual }
+        Stages { a, b, n, count: stages, scheduler, dual, add: self.store.loaded }
     }
 
     /// Columns of the result that a tile makes.

@@ -1,0 +1,166 @@
+//! muon.
+
+use super::elements;
+use super::matmul::stack;
+use super::newton_schulz::coefficients;
+use crate::attributes::{Attribute, Attributes, Kind};
+use crate::host::BoundedTensor;
+use crate::operator::*;
+use burn::tensor::{DType, Tensor};
+use kiln_ops::OpError;
+use kiln_ops::muon::{LearningRateScale, MuonOptions, MuonWeight, muon, oracle};
+use kiln_ops::newton_schulz::NewtonSchulzOptions;
+
+pub(crate) struct Row;
+
+/// Where the factor on the gradients is.
+const SCALE: usize = 3;
+
+static SPEC: Spec = Spec {
+    name: "muon",
+    formula: "m = momentum·first + (1 - momentum)·s·grad, u = momentum·m + (1 - momentum)·s·grad, value·(1 - \
+              learning_rate·weight_decay) - learning_rate·√max(1, N/M)·newton_schulz(u); s is scale, u is m without nesterov",
+    inputs: &[
+        InputSpec {
+            name: "value",
+            shape: &["...", "M", "N"],
+            holds: Holds::F32,
+            mean: 0.5,
+            fan_in: None,
+        },
+        InputSpec {
+            name: "grad",
+            shape: &["...", "M", "N"],
+            holds: Holds::Float,
+            // One large singular value, whose square counts.
+            mean: 1.0,
+            fan_in: None,
+        },
+        InputSpec {
+            name: "first",
+            shape: &["...", "M", "N"],
+            holds: Holds::F32,
+            mean: 1.0,
+            fan_in: None,
+        },
+        InputSpec {
+            name: "scale",
+            shape: &["1"],
+            holds: Holds::OptionalF32,
+            mean: 0.7,
+            fan_in: None,
+        },
+    ],
+    attributes: &[
+        Attribute { name: "learning_rate", default: "0.02", kind: Kind::AtLeast(0.0) },
+        Attribute { name: "momentum", default: "0.95", kind: Kind::Between(0.0, 0.9999) },
+        Attribute { name: "nesterov", default: "1", kind: Kind::IntegerBetween(0, 1) },
+        Attribute { name: "weight_decay", default: "0", kind: Kind::AtLeast(0.0) },
+        Attribute { name: "steps", default: "5", kind: Kind::IntegerBetween(0, 100) },
+        Attribute {
+            name: "coefficients",
+            default: "muon",
+            kind: Kind::OneOf(&["muon", "polar_express"]),
+        },
+    ],
+    outputs: &[
+        OutputSpec { name: "new_value", shape: &["...", "M", "N"], f32: true },
+        OutputSpec { name: "new_first", shape: &["...", "M", "N"], f32: true },
+    ],
+    differentiable: false,
+    kernel: true,
+};
+
+fn options(attributes: &Attributes, dtype: DType) -> MuonOptions {
+    MuonOptions {
+        learning_rate: attributes.number("learning_rate"),
+        momentum: attributes.number("momentum"),
+        nesterov: attributes.integer("nesterov") == 1,
+        weight_decay: attributes.number("weight_decay"),
+        newton_schulz: NewtonSchulzOptions {
+            steps: attributes.integer("steps") as usize,
+            coefficients: coefficients(attributes),
+        },
+        learning_rate_scale: LearningRateScale::Original,
+        columns: vec![],
+        dtype,
+    }
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn tiled(&self) -> bool {
+        true
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+        let shape = stack(call.inputs[0].shape());
+        let [value, grad, momentum] = [0, 1, 2].map(|i| call.rows(i).reshape(shape));
+        let missing = call.inputs[SCALE].shape().contains(&0);
+        let scale = (!missing).then(|| call.float(SCALE));
+        let options = options(call.attributes, grad.dtype());
+        let moved = muon(vec![MuonWeight { value, momentum }], vec![grad], scale, &options)?;
+        let one = |MuonWeight { value, momentum }| [value, momentum].map(|of| of.flatten(0, 2));
+        Ok(moved.into_iter().flat_map(one).collect())
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
+        let [value, grad, momentum, scale] = call.inputs else { unreachable!("four inputs") };
+        let of = [value, grad, momentum].map(|of| &of.values[..]);
+        let scale = scale.values.first().copied();
+        // Numbers know how they are stored.
+        let options = options(call.attributes, DType::F32);
+        let moved = oracle::forward(of, scale, stack(&value.shape), &options);
+        moved.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
+    }
+
+    fn oracle_backward(&self, _call: &HostCall<'_>, _dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
+        vec![]
+    }
+
+    fn fit(&self, dims: &mut Dims) {
+        // Matrices of one element are all ±1: what one is off, all are.
+        if dims["M"][0] * dims["N"][0] == 1 {
+            dims.insert("...", vec![]);
+        }
+    }
+
+    fn vary(&self, mut case: Case, number: u64) -> Case {
+        if number.is_multiple_of(2) {
+            case.shapes[SCALE] = vec![0];
+        }
+        let case = case.with("steps", number % 3).with("nesterov", number / 2 % 2);
+        case.with("momentum", 0.9).with("learning_rate", 0.1).with("weight_decay", 0.5)
+    }
+
+    // As those of newton_schulz: one step after the other is held to what it rounds.
+    fn cases(&self) -> Vec<Case> {
+        vec![
+            case(&[1, 9], true, 1),
+            case(&[7, 5], false, 2).with("nesterov", 0),
+            case(&[24, 40], true, 1).with("learning_rate", 0.1).with("weight_decay", 0.5),
+            case(&[130, 72], false, 1).with("momentum", 0.5),
+            case(&[2, 3, 33, 17], true, 1).with("momentum", 0.0),
+            case(&[3, 64, 64], true, 0),
+            case(&[40, 264], false, 1).with("coefficients", "polar_express"),
+        ]
+    }
+
+    // What costs is newton_schulz, and what does not is a part of an optimizer's step: examples/optimizer_step.rs.
+    fn shapes(&self, _scale: Scale) -> Vec<Case> {
+        vec![]
+    }
+
+    fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
+        let bytes = elements(case, 0) * (4.0 * 4.0 + dtype.size() as f64);
+        (Work { bytes, flops: 0.0 }, Work { bytes: 0.0, flops: 0.0 })
+    }
+}
+
+fn case(shape: &[usize], scaled: bool, steps: usize) -> Case {
+    let scale: &[usize] = if scaled { &[1] } else { &[0] };
+    Case::new([shape, shape, shape, scale]).with("steps", steps)
+}

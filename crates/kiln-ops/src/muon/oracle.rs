@@ -1,0 +1,40 @@
+//! Muon in float64.
+
+use super::MuonOptions;
+use crate::newton_schulz::oracle;
+use crate::oracle::Number;
+
+/// The weight and its momentum after a step, of a stack of `batches` matrices `[m, n]`; `scale` is one number or none.
+pub fn forward<N: Number>(
+    [value, grad, momentum]: [&[N]; 3],
+    scale: Option<N>,
+    [batches, m, n]: [usize; 3],
+    options: &MuonOptions,
+) -> [Vec<N>; 2] {
+    // A factor that is no f32 is rounded to one.
+    let times = |x: N, factor: f64| (x * factor).off_by(1.0);
+    let rate = options.momentum;
+    let (mut moved, mut updates) = (vec![], vec![]);
+    for (grad, momentum) in grad.iter().zip(momentum) {
+        let grad = scale.map_or(*grad, |scale| *grad * scale);
+        let new = times(grad, 1.0 - rate);
+        let momentum = times(*momentum, rate) + new;
+        let update = if options.nesterov { times(momentum, rate) + new } else { momentum };
+        updates.push(update.stored());
+        moved.push(momentum);
+    }
+    let mut values = value.to_vec();
+    let mut start = 0;
+    for width in options.parts(n) {
+        let row = |row: usize| &updates[row * n + start..][..width];
+        let part: Vec<N> = (0..batches * m).flat_map(row).copied().collect();
+        let made = oracle::forward(&part, [batches, m, width], options.newton_schulz);
+        for (i, made) in made.into_iter().enumerate() {
+            let at = i / width * n + start + i % width;
+            let update = times(made, options.rate(m, width));
+            values[at] = times(values[at], options.kept()) - update;
+        }
+        start += width;
+    }
+    [values, moved]
+}
