@@ -36,6 +36,26 @@ impl Typical {
         Self { off: bias + deviation, size: mean(|x| x.value()) }
     }
 
+    /// Of what the reference makes in the element type of the inputs, beside what it makes in f32.
+    ///
+    /// # Errors
+    ///
+    /// One line if the reference fails or the sums cannot be read.
+    pub(super) fn of_reference<O: Operator + ?Sized>(
+        op: &O,
+        spot: &Spot<'_>,
+        dtype: DType,
+    ) -> Result<Vec<Self>, String> {
+        let rounded = reference(op, spot, dtype)?;
+        let plain = reference(op, spot, DType::F32)?;
+        let mean = |of: Tensor<1>| Ok::<_, String>(host::download(&of.square().mean())?[0].sqrt());
+        let of = |(rounded, plain): (Tensor<1>, Tensor<1>)| {
+            let off = mean(rounded.cast(DType::F32) - plain.clone())?;
+            Ok(Self { off, size: mean(plain)? })
+        };
+        rounded.into_iter().zip(plain).map(of).collect()
+    }
+
     /// Those of elements so many times as large.
     pub(super) fn times(self, factor: f64) -> Self {
         Self { off: self.off * factor, size: self.size * factor }
@@ -52,7 +72,9 @@ pub(super) fn check<O: Operator + ?Sized>(
     spot: &Spot<'_>,
     typical: &[Typical],
 ) -> Result<(), String> {
-    for (result, (wanted, typical)) in reference(op, spot)?.iter().zip(typical).enumerate() {
+    for (result, (wanted, typical)) in
+        reference(op, spot, DType::F32)?.iter().zip(typical).enumerate()
+    {
         let width = width(&spot.shape(result));
         // Beyond half of the largest number f16 may be infinite.
         let largest = spot.rounding.format.overflow() / 2.0;
@@ -126,18 +148,22 @@ fn blocks(
     Ok(Ok(()))
 }
 
-/// What the reference makes of the same inputs in f32.
-fn reference<O: Operator + ?Sized>(op: &O, spot: &Spot<'_>) -> Result<Vec<Tensor<1>>, String> {
+/// What the reference makes of the same inputs in an element type.
+fn reference<O: Operator + ?Sized>(
+    op: &O,
+    spot: &Spot<'_>,
+    dtype: DType,
+) -> Result<Vec<Tensor<1>>, String> {
     let backward = spot.backward();
-    let in_f32 = |input: &Input| {
+    let cast = |input: &Input| {
         let mut input = input.clone();
         if let Input::Float { leaf, rows, .. } = &mut input {
-            *rows = rows.clone().cast(DType::F32);
+            *rows = rows.clone().cast(dtype);
             *leaf = rows.clone();
         }
         if backward { input.tracked() } else { input }
     };
-    let inputs: Vec<Input> = spot.call.inputs.iter().map(in_f32).collect();
+    let inputs: Vec<Input> = spot.call.inputs.iter().map(cast).collect();
     let call = Call { inputs: &inputs, attributes: spot.call.attributes };
     let outputs = policy::force(Implementation::Reference, || op.run(&call));
     let outputs = outputs.map_err(|e| e.to_string())?;
