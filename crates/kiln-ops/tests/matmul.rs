@@ -279,41 +279,6 @@ fn long_sums_are_cut_into_parts() {
     }
 }
 
-/// C of the operands' element type, a matrix for each product, in several tiles and beyond their ends.
-#[test]
-fn what_is_added_comes_as_operands_do() {
-    for device in devices() {
-        for dtype in dtypes(&device) {
-            for [batches, m, k, n] in
-                [[1, 140, 100, 72], [3, 140, 72, 264], [2, 200, 40, 200], [1, 72, 264, 1032]]
-            {
-                let numbers = |count, seed| numbers(count, seed, 0.1);
-                let (a, a_held) =
-                    tensor(&numbers(batches * m * k, 1), [batches, m, k], dtype, &device);
-                let (b, b_held) =
-                    tensor(&numbers(batches * k * n, 2), [batches, k, n], dtype, &device);
-                let (c, c_held) =
-                    tensor(&numbers(batches * m * n, 3), [batches, m, n], dtype, &device);
-                let mut expected = oracle::forward(&a_held, &b_held, [batches, m, k, n], 0.5);
-                expected.iter_mut().zip(&c_held).for_each(|(y, c)| *y -= 2.0 * c);
-                for result in [dtype, DType::F32] {
-                    let options =
-                        MatmulOptions { alpha: 0.5, beta: -2.0, dtype: Some(result), ..PLAIN };
-                    let made = on_families(&device, dtype, || {
-                        poison(batches * m * n, result, &device);
-                        let y = matmul_add(a.clone(), b.clone(), c.clone(), options);
-                        values(&y.unwrap())
-                    });
-                    for (family, y) in made {
-                        let what = format!("{batches}×{m}×{k}×{n} on {family} of {device:?}");
-                        assert_near(&y, &expected, result, 1, &what);
-                    }
-                }
-            }
-        }
-    }
-}
-
 /// alpha·A·Aᵀ + beta·C, told that it is symmetric: right, and to the bit the same on both sides.
 #[test]
 fn symmetric_products() {

@@ -1,13 +1,14 @@
-//! [Muon](kiln_ops::muon), for all parameters or one group: it iterates on CUDA in bf16 and elsewhere in f32.
+//! [Muon](kiln_ops::muon), for all parameters or one group: it iterates on CUDA in bf16 and elsewhere in f32. Parameters of
+//! other element types move in f32.
 //!
 //! What is no matrix moves by AdamW; embeddings and a head should too, which a [group](crate::Optimizer::with_group) says.
 
 use crate::rule::{Member, Moved, Pace};
 use crate::{AdamWConfig, Optimizer, Settings};
 use burn::config::Config;
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use kiln_ops::device;
-use kiln_ops::muon::{LearningRateScale, MuonOptions, MuonWeight, muon, reference};
+use kiln_ops::muon::{LearningRateScale, MuonOptions, MuonWeight, muon};
 use kiln_ops::newton_schulz::{Coefficients, NewtonSchulzOptions};
 
 /// Configuration of Muon, for all parameters or one group.
@@ -64,23 +65,26 @@ impl MuonConfig {
             columns: self.columns.clone(),
             dtype: if on_cuda { DType::BF16 } else { DType::F32 },
         };
-        let f32 = batch.iter().all(|member| member.value.dtype() == DType::F32);
-        let (mut of, mut grads) =
-            (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
+        let mut dtypes = Vec::with_capacity(batch.len());
+        let (mut of, mut grads) = (vec![], vec![]);
         for Member { value, grad, mut state } in batch {
-            let momentum = state.pop().flatten().unwrap_or_else(|| value.zeros_like());
+            dtypes.push(value.dtype());
+            let value = in_f32(value);
+            let momentum = state.pop().flatten().map(in_f32);
+            let momentum = momentum.unwrap_or_else(|| value.zeros_like());
             of.push(MuonWeight { value, momentum });
-            grads.push(grad);
+            grads.push(if grad.dtype() == DType::F64 { in_f32(grad) } else { grad });
         }
-        let scale = pace.scale.clone();
-        let moved = match f32 {
-            true => muon(of, grads, scale, &options).unwrap_or_else(|e| panic!("{e}")),
-            // In the element type of the parameter.
-            false => reference::muon(of, grads, scale, &options),
+        let moved = muon(of, grads, pace.scale.clone(), &options);
+        let moved = moved.unwrap_or_else(|error| panic!("{error}"));
+        let back = |(MuonWeight { value, momentum }, dtype): (MuonWeight<D>, DType)| {
+            let value = if dtype == DType::F32 { value } else { value.cast(dtype) };
+            Moved { value, state: vec![momentum] }
         };
-        let moved = moved
-            .into_iter()
-            .map(|MuonWeight { value, momentum }| Moved { value, state: vec![momentum] });
-        moved.collect()
+        moved.into_iter().zip(dtypes).map(back).collect()
     }
+}
+
+fn in_f32<const D: usize>(of: Tensor<D>) -> Tensor<D> {
+    if of.dtype() == DType::F32 { of } else { of.cast(DType::F32) }
 }

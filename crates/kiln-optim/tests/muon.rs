@@ -2,7 +2,7 @@
 #![cfg(feature = "flex")]
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_optim::prelude::*;
 use std::collections::BTreeMap;
 
@@ -264,4 +264,41 @@ fn a_saved_state_goes_on_bit_for_bit() {
         other = resumed.step(other, grads, 0.02);
     }
     assert_eq!(values(&of), values(&other));
+}
+
+/// Weights of one shape but of other element types, and one of nothing: each comes back as what it was, moved as in f32.
+#[test]
+fn weights_of_other_element_types_move_in_f32() {
+    #[derive(Module, Debug)]
+    struct Mixed {
+        all: Vec<Param<Tensor<2>>>,
+    }
+    let device = Device::flex();
+    let types = [DType::F32, DType::BF16, DType::F64];
+    let param = |of: Tensor<2>| Param::initialized(ParamId::new(), of.autodiff().require_grad());
+    let mut all: Vec<_> = types.map(|dtype| param(tensor([4, 6], 0, &device).cast(dtype))).into();
+    all.push(param(Tensor::zeros([0, 6], (&device, DType::BF16))));
+    let mut mixed = Mixed { all };
+    let mut optimizer = MuonConfig::new().init();
+    for step in 0..3 {
+        let mut grads = GradientsParams::new();
+        for of in &mixed.all {
+            let grad: Tensor<2> = tensor(of.dims(), 10 * step, &device).cast(of.dtype());
+            grads.register(of.id, grad);
+        }
+        mixed = optimizer.step(mixed, grads, 0.1);
+    }
+    let values = |of: &Param<Tensor<2>>| -> Vec<f64> { of.val().into_data().iter().collect() };
+    let plain = values(&mixed.all[0]);
+    assert!(plain.iter().zip(numbers(24, 0)).any(|(p, first)| (p - f64::from(first)).abs() > 0.1));
+    for (of, dtype) in mixed.all.iter().zip(types) {
+        assert_eq!(of.dtype(), dtype);
+        for (found, plain) in values(of).iter().zip(&plain) {
+            assert!((found - plain).abs() < 0.03, "{found} and {plain} of {dtype:?}");
+        }
+    }
+    assert_eq!(mixed.all[3].dims(), [0, 6]);
+    for (name, momentum) in optimizer.state(&mixed) {
+        assert_eq!(momentum.dtype(), DType::F32, "{name}");
+    }
 }

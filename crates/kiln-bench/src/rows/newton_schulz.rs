@@ -110,7 +110,7 @@ impl Operator for Row {
     }
 
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
-        spot::newton_schulz(self, spot, options(spot.call.attributes))
+        spot::newton_schulz(self, spot)
     }
 
     // The weights of a 124M model, and squares.

@@ -56,9 +56,9 @@ impl Typical {
         rounded.into_iter().zip(plain).map(of).collect()
     }
 
-    /// Those of elements so many times as large.
-    pub(super) fn times(self, factor: f64) -> Self {
-        Self { off: self.off * factor, size: self.size * factor }
+    /// Off so many times as far.
+    pub(super) fn off_by(self, factor: f64) -> Self {
+        Self { off: self.off * factor, ..self }
     }
 }
 

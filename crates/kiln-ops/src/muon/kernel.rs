@@ -204,10 +204,6 @@ impl Weight {
     }
 }
 
-/// Buffers of a weight and of a launch.
-const BUFFERS: u32 = 3;
-const OTHERS: u32 = 4;
-
 /// p and m after a step of weights of one shape.
 ///
 /// # Panics
@@ -228,9 +224,8 @@ pub(super) fn muon(of: Steps<CubeBackend>) -> Stepped<CubeBackend> {
         .map(|((value, grad), momentum)| Weight::new([value, grad, momentum], &widths))
         .collect();
     let new: Vec<[CubeTensor; 2]> = all.iter().map(|of| of.new.clone()).collect();
-    let bindings = client.properties().hardware.max_bindings.saturating_sub(OTHERS) / BUFFERS;
-    // A buffer that stands for a missing one may not be written twice in a launch elsewhere.
-    let most = if Hardware::of(&client).ptx { MOST.min(bindings as usize).max(1) } else { 1 };
+    // Elsewhere buffers are few, and none may be written twice in a launch, as one that stands for a missing one would be.
+    let most = if Hardware::of(&client).ptx { MOST } else { 1 };
     let step = Step {
         groups: launch::alike(all, |of| of.kind, most),
         scale: scale.option(),

@@ -175,6 +175,7 @@ pub fn muon<const D: usize>(
     let Some(first) = of.first() else { return Ok(of) };
     let (shape, device) = (first.value.dims(), first.value.device());
     check.shape("value", &shape, D >= 2, "[..., in, out] of rank 2 or more")?;
+    check.float_on("dtype", options.dtype, &device)?;
     if let Some(scale) = &scale {
         check.shape("scale", &scale.dims(), scale.dims() == [1], "[1]")?;
         check.dtype("scale", scale, &[DType::F32])?;

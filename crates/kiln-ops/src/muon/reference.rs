@@ -13,7 +13,7 @@ pub fn muon<const D: usize>(
 ) -> Vec<MuonWeight<D>> {
     let shape = of[0].value.shape();
     let [rows, columns] = [shape[D - 2], shape[D - 1]];
-    let matrices = shape.num_elements() / (rows * columns);
+    let matrices: usize = shape[..D - 2].iter().product();
     let (count, dtype) = (of.len(), of[0].value.dtype());
     let (mut moved, mut updates) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for (MuonWeight { value, momentum }, grad) in of.into_iter().zip(grads) {

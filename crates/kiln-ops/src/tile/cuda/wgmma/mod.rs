@@ -67,7 +67,7 @@ pub(super) fn run<Ep: Epilogue>(
         scheduler.group = group(launch::limits::reckoned(p.n).div_ceil(columns));
     }
     let (a, b, float) = (p.a.order, p.b.order, Float16::of(p.a.tensor.dtype));
-    let store = store(p, &plan, in_place, target.dtype);
+    let store = store(p, &plan, dual, in_place, target.dtype);
     let product = WgmmaProduct { tile, float, a, b, store, scheduler, dual };
     let places = match p.symmetric {
         true => order::symmetric_tiles(p.m, columns),
@@ -105,7 +105,7 @@ pub(super) fn run<Ep: Epilogue>(
         ("parts of K", split),
         ("a batch", p.batches > 1),
         ("several tiles a cube", total > cubes),
-        ("more blocks than stages", depth > tile.stages),
+        ("more blocks than stages", depth + if store.loaded { 2 } else { 0 } > tile.stages),
         ("C through the ring", store.loaded),
     ];
     launch::plans::note("product on wgmma", &(&product, address, dtypes), &ways);
@@ -136,7 +136,7 @@ pub(super) fn run<Ep: Epilogue>(
 }
 
 /// How the result is finished and stored, or a part of it.
-fn store(problem: &Problem, plan: &Plan, in_place: bool, dtype: DType) -> WgmmaStore {
+fn store(problem: &Problem, plan: &Plan, dual: Dual, in_place: bool, dtype: DType) -> WgmmaStore {
     let mut linear = Linear::of(problem, plan.splits > 1);
     let stored = match dtype {
         DType::F32 => Stored::F32,
@@ -153,7 +153,8 @@ fn store(problem: &Problem, plan: &Plan, in_place: bool, dtype: DType) -> WgmmaS
         let own = add.batches == problem.batches && add.row_major() && add.aligned();
         own && add.tensor.dtype == problem.a.tensor.dtype
     };
-    let whole = plan.tile.cluster == 1 && !problem.triangles.masked();
+    let single = dual == Dual::None && !problem.triangles.masked();
+    let whole = plan.tile.cluster == 1 && single;
     let loaded = whole && linear.add && problem.add.as_ref().is_some_and(|(add, _)| loads(add));
     WgmmaStore { linear, loaded, stored, accumulate, transposed }
 }
