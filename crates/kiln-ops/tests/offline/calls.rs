@@ -6,10 +6,8 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
-use kiln_ops::adamw::AdamWOptions;
-use kiln_ops::adamw::backend::{self as adamw, AdamWOps};
 use kiln_ops::add_rms_norm::backend::AddRmsNormOps;
-use kiln_ops::autodiff::{List, MOST, Maybe};
+use kiln_ops::autodiff::Maybe;
 use kiln_ops::bk::BkMode;
 use kiln_ops::bk::backend::{self as bk, BkGradOps, BkOps};
 use kiln_ops::cross_entropy::CrossEntropyOptions;
@@ -19,15 +17,11 @@ use kiln_ops::cross_entropy::backend::{
 use kiln_ops::embedding::backend::{self as embedding, EmbeddingGradOps, EmbeddingOps};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
-use kiln_ops::muon::MuonOptions;
-use kiln_ops::muon::backend::{self as muon, MuonOps};
-use kiln_ops::newton_schulz::backend::NewtonSchulzOps;
 use kiln_ops::reduce::{Combine, Sums};
 use kiln_ops::rms_norm::backend::{self as rms_norm, RmsNormGradOps, RmsNormOps};
 use kiln_ops::rope::RopeLayout;
 use kiln_ops::rope::backend::{RopeOps, Rotation};
 use kiln_ops::scan::ScanRequest;
-use kiln_ops::sum_squares::backend::SumSquaresOps;
 use kiln_ops::swiglu::backend::{self as swiglu, SwiGluGradOps, SwiGluOps};
 use kiln_ops::swiglu_mlp::backend::{self as swiglu_mlp, Mlp, SwiGluMlpGradOps, SwiGluMlpOps};
 use kiln_ops::tile::{Family, force};
@@ -77,8 +71,9 @@ pub fn all(client: &Client) -> Vec<Call> {
     scans(client, &mut calls);
     resolvents(client, &mut calls);
     for (dtype, name) in DTYPES {
-        steps(client, dtype, name, &mut calls);
-        many_steps(client, dtype, name, &mut calls);
+        crate::optimizer::steps(client, dtype, name, &mut calls);
+        crate::optimizer::muon(client, dtype, name, &mut calls);
+        crate::optimizer::many_steps(client, dtype, name, &mut calls);
         tables(client, dtype, name, &mut calls);
     }
     calls
@@ -257,67 +252,6 @@ fn losses(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     }
 }
 
-fn list(tensors: Vec<CubeTensor>) -> List<CubeBackend> {
-    tensors.into_iter().collect()
-}
-
-/// As many parameters as one launch takes.
-fn many_steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    let many = |dtype: DType| {
-        let of = (0..MOST).map(|k| tensor(client, [k + 1, 768], dtype));
-        list(of.collect())
-    };
-    let (of, sums) = (many(dtype), tensor(client, [1024], DType::F32));
-    calls.push(Call {
-        name: format!("sum_squares {name} of many"),
-        run: Box::new(move || {
-            drop(CubeBackend::sum_squares(of, sums, (0..MOST).collect()));
-        }),
-    });
-    let of = adamw::Steps {
-        values: many(DType::F32),
-        grads: many(dtype),
-        firsts: many(DType::F32),
-        seconds: many(DType::F32),
-        scale: Maybe::Some(tensor(client, [1], DType::F32)),
-        options: AdamWOptions::default(),
-    };
-    calls.push(Call {
-        name: format!("adamw {name} of many"),
-        run: Box::new(move || drop(CubeBackend::adamw(of))),
-    });
-}
-
-/// An optimizer's step: rows without gaps, and gradients with some.
-fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
-    for [rows, width, pitch] in [[50_304, 768, 768], [96, 257, 264]] {
-        let grad = || {
-            let mut grad = tensor(client, [rows, pitch], dtype);
-            *grad.meta = Metadata::new(Shape::from([rows, width]), vec![pitch, 1]);
-            grad
-        };
-        let name = format!("{name} {rows}x{width}");
-        let (of, sums) = (grad(), tensor(client, [1024], DType::F32));
-        calls.push(Call {
-            name: format!("sum_squares {name}"),
-            run: Box::new(move || drop(CubeBackend::sum_squares(list(vec![of]), sums, vec![0]))),
-        });
-        let f32 = || tensor(client, [rows, width], DType::F32);
-        let of = adamw::Steps {
-            values: list(vec![f32()]),
-            grads: list(vec![grad()]),
-            firsts: list(vec![f32()]),
-            seconds: list(vec![f32()]),
-            scale: Maybe::Some(tensor(client, [1], DType::F32)),
-            options: AdamWOptions::default(),
-        };
-        calls.push(Call {
-            name: format!("adamw {name}"),
-            run: Box::new(move || drop(CubeBackend::adamw(of))),
-        });
-    }
-}
-
 /// A table that f32 rows are taken of, with its gradient from rows of the element type; one part and several.
 fn tables(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     for ([rows, width], ints) in [([50_304, 768], DType::I32), ([1000, 4099], DType::I64)] {
@@ -366,7 +300,28 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         }
     }
     thin(client, dtype, name, calls);
-    // Triangles: the product and both gradients.
+    triangles(client, dtype, name, calls);
+    sums(client, dtype, name, calls);
+    // f32 as sums of bf16.
+    if dtype == DType::F32 {
+        let options = MatmulOptions { precision: F32Precision::High, ..MatmulOptions::default() };
+        for (order, turned) in [("nn", false), ("tt", true)] {
+            let make = || {
+                let tensor = tensor(client, [512, 512], dtype);
+                if turned { transposed(tensor) } else { tensor }
+            };
+            let (a, b, scaled) = (make(), make(), Scaled::new(options, dtype));
+            calls.push(Call {
+                name: format!("matmul high {order}"),
+                run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::None, scaled))),
+            });
+        }
+    }
+    pairs(client, dtype, name, calls);
+}
+
+/// Triangles: the product and both gradients.
+fn triangles(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     for family in Family::ALL {
         let lower = force(family, Triangular::lower);
         for (which, triangular, a_turned, b_turned) in [
@@ -385,6 +340,10 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             });
         }
     }
+}
+
+/// What is added at the end of a product, and what is known of the sum.
+fn sums(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     // The epilogues: scaled and added to, in f32.
     for family in Family::ALL {
         let (a, b) = (tensor(client, [512, 512], dtype), tensor(client, [512, 512], dtype));
@@ -422,41 +381,10 @@ fn products(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             run: Box::new(move || drop(CubeBackend::kiln_matmul(a, at, Maybe::Some(c), scaled))),
         });
     }
-    // Muon: many weights, of several matrices side by side.
-    let many = |dtype: DType| {
-        let of = (0..MOST).map(|_| tensor(client, [256, 384], dtype));
-        list(of.collect())
-    };
-    let (values, grads, momenta) = (many(DType::F32), many(dtype), many(DType::F32));
-    let scale = Maybe::Some(tensor(client, [1], DType::F32));
-    let options = MuonOptions { columns: vec![256, 128], dtype, ..MuonOptions::default() };
-    let of = muon::Steps { values, grads, momenta, scale, options, family: None };
-    calls.push(Call {
-        name: format!("muon {name}"),
-        run: Box::new(move || drop(CubeBackend::muon(of))),
-    });
-    // The norms of matrices, whose products are those above.
-    let g = tensor(client, [2, 256, 512], dtype);
-    calls.push(Call {
-        name: format!("newton_schulz {name}"),
-        run: Box::new(move || drop(CubeBackend::newton_schulz(g, Default::default(), None))),
-    });
-    // f32 as sums of bf16.
-    if dtype == DType::F32 {
-        let options = MatmulOptions { precision: F32Precision::High, ..MatmulOptions::default() };
-        for (order, turned) in [("nn", false), ("tt", true)] {
-            let make = || {
-                let tensor = tensor(client, [512, 512], dtype);
-                if turned { transposed(tensor) } else { tensor }
-            };
-            let (a, b, scaled) = (make(), make(), Scaled::new(options, dtype));
-            calls.push(Call {
-                name: format!("matmul high {order}"),
-                run: Box::new(move || drop(CubeBackend::kiln_matmul(a, b, Maybe::None, scaled))),
-            });
-        }
-    }
-    // Pairs of products, with wide and with narrow tiles.
+}
+
+/// Pairs of products, with wide and with narrow tiles.
+fn pairs(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     for [rows, width, inner] in [[8192, 768, 2048], [64, 128, 384]] {
         for (order, turned) in [("n", false), ("t", true)] {
             let x = || tensor(client, [rows, width], dtype);

@@ -14,6 +14,7 @@ mod calls;
 mod hyper;
 #[path = "../scan/ops.rs"]
 mod ops;
+mod optimizer;
 mod server;
 mod table;
 mod toolkit;
