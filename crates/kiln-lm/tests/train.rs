@@ -325,7 +325,13 @@ fn hyper_connections_learn_and_are_loaded() {
 #[test]
 fn resumed_runs_of_other_parts_go_on_bit_for_bit() {
     let _one = one_at_a_time();
-    for part in ["model.mixer=['bk', 'attention']", "model.residual=mhc", "optimizer.kind=muon"] {
+    for part in [
+        "model.mixer=['bk', 'attention']",
+        "model.residual=mhc",
+        "optimizer.kind=muon",
+        "train.precision=bf16",
+        "model.tied_embeddings=false",
+    ] {
         let place = Place::new();
         let mut whole = Memory::default();
         whole.run(&mut place.new_trainer("whole", &[part])).unwrap();

@@ -75,8 +75,8 @@ pub mod prelude {
     };
     pub use crate::bk::{BkMode, BkOptions, bk};
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
-    pub use crate::embedding::{EmbeddingOptions, embedding};
-    pub use crate::linear_cross_entropy::linear_cross_entropy;
+    pub use crate::embedding::{EmbeddingOptions, embedding, tied_embedding};
+    pub use crate::linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_of_table};
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;
     pub use crate::mhc_post_pre::{MhcPost, mhc_post_pre};

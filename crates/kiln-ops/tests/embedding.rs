@@ -126,6 +126,59 @@ fn views_are_read_where_they_are() {
     }
 }
 
+/// The gradient that the table's next reader leaves gets those of the rows added where it stands.
+#[test]
+fn a_tied_table_gathers_both_gradients() {
+    // No token for most rows, rows in pieces, one in parts.
+    let shapes =
+        [([1, 1], [1, 1]), ([700, 33], [3, 50]), ([300, 8], [2, 5000]), ([40, 1009], [1, 100])];
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for (seed, ([rows, width], [batch, length])) in shapes.into_iter().enumerate() {
+                let what = format!("{rows}×{width}, {batch}×{length}, {dtype:?}, {device:?}");
+                let (seed, count) = (seed as u64, batch * length);
+                let made = |seed, shape: &[usize]| numbers(shape.iter().product(), seed, 0.1);
+                let shape = [rows, width];
+                let (weight, held) = tensor(&made(seed, &shape), shape, dtype, &device);
+                let (dtable, held_dtable) = tensor(&made(seed + 30, &shape), shape, dtype, &device);
+                let of_y = [batch, length, width];
+                let (dy, held_dy) = tensor(&made(seed + 50, &of_y), of_y, dtype, &device);
+                let tokens = tokens(count, rows, seed + 90);
+                let named = ints(&tokens, [batch, length], &device);
+                let expected: Vec<f64> = oracle::backward(rows, width, &tokens, &held_dy)
+                    .iter()
+                    .zip(&held_dtable)
+                    .map(|(sum, other)| sum + other)
+                    .collect();
+                for [of_rows, of_table] in [[true, true], [true, false], [false, true]] {
+                    let weight = weight.clone().autodiff().require_grad();
+                    let (y, table) =
+                        tied_embedding(weight.clone(), named.clone(), AS_IT_IS).unwrap();
+                    assert_eq!(values(&y), oracle::forward(&held, width, &tokens), "{what}");
+                    assert_eq!(values(&table), held, "{what}");
+                    let mut pulled = vec![];
+                    if of_table {
+                        pulled.push(pull(table.clone(), &dtable.clone().autodiff()));
+                    }
+                    if of_rows {
+                        pulled.push(pull(y, &dy.clone().autodiff()));
+                    }
+                    let loss = pulled.into_iter().reduce(|sum, of| sum + of).unwrap();
+                    let gradient = values(&weight.grad(&loss.backward()).unwrap());
+                    let expected: Vec<f64> = match (of_rows, of_table) {
+                        (true, true) => expected.clone(),
+                        (true, false) => oracle::backward(rows, width, &tokens, &held_dy),
+                        (false, _) => held_dtable.clone(),
+                    };
+                    assert_near(&gradient, &expected, dtype, 1, &what);
+                }
+                // Somebody else's numbers stay what they were.
+                assert_eq!(values(&dtable), held_dtable, "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn gradients_of_several_uses_add_up() {
     for device in devices() {

@@ -26,28 +26,38 @@ fn check(sizes: [usize; 3], trained: [bool; 2], dtype: DType, device: &Device) {
     let near = |loss: Tensor<1>| assert_near(&values(&loss), &[expected], dtype, 1, &what);
     poison(rows * classes, dtype, device);
     near(linear_cross_entropy(x.clone(), weight.clone(), target(), options).unwrap());
+    let table = Tensor::from_data(weight.clone().transpose().to_data(), (device, dtype));
+    near(linear_cross_entropy_of_table(x.clone(), table.clone(), target(), options).unwrap());
 
     let mut wanted = trained.into_iter();
-    let inputs = [x, weight].map(|t| {
+    let [x, weight] = [x, weight].map(|t| {
         let t = t.autodiff();
         if wanted.next() == Some(true) { t.require_grad() } else { t }
     });
-    let [x, weight] = inputs.clone();
-    let loss = linear_cross_entropy(x, weight, target(), options).unwrap();
+    let table = table.autodiff();
+    let table = if trained[1] { table.require_grad() } else { table };
+    let loss = linear_cross_entropy(x.clone(), weight.clone(), target(), options).unwrap();
     near(loss.clone());
+    let of_table =
+        linear_cross_entropy_of_table(x.clone(), table.clone(), target(), options).unwrap();
+    near(of_table.clone());
     if !trained.contains(&true) {
         assert!(!loss.is_tracked(), "{what}");
         return;
     }
     let (dloss, _) = tensor(&[DLOSS], [1], DType::F32, device);
-    let grads = pull(loss, &dloss.autodiff()).backward();
+    let dloss = dloss.autodiff();
     let (dx, dw) = oracle::backward(&x_held, &weight_held, &targets, sizes, &options, DLOSS);
-    for (i, (input, expected)) in inputs.iter().zip([dx, dw]).enumerate() {
-        let gradient = input.grad(&grads);
+    let grads = pull(loss, &dloss).backward();
+    let mut gradients = vec![(0, x.grad(&grads)), (1, weight.grad(&grads))];
+    let grads = pull(of_table, &dloss).backward();
+    gradients.extend([(0, x.grad(&grads)), (1, table.grad(&grads).map(Tensor::transpose))]);
+    for (i, gradient) in gradients {
         assert_eq!(gradient.is_some(), trained[i], "gradient {i} of {what}");
         if let Some(gradient) = gradient {
-            let what = format!("gradient {i} of {what}");
-            assert_near(&values(&gradient), &expected, dtype, 4, &what);
+            assert_eq!(gradient.dtype(), dtype, "gradient {i} of {what}");
+            let expected = if i == 0 { &dx } else { &dw };
+            assert_near(&values(&gradient), expected, dtype, 4, &format!("gradient {i} of {what}"));
         }
     }
 }

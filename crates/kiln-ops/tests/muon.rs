@@ -33,11 +33,17 @@ fn given(
     (made.each_ref().map(|(tensor, _)| tensor.clone()), made.map(|(_, held)| held))
 }
 
-fn weight([value, _, momentum]: &[Tensor<3>; 3]) -> MuonWeight<3> {
-    MuonWeight { value: value.clone(), momentum: momentum.clone() }
+/// With a copy in the element type of gradients of 16 bits.
+fn weight([value, grad, momentum]: &[Tensor<3>; 3]) -> MuonWeight<3> {
+    let copy = (grad.dtype() != DType::F32).then(|| grad.zeros_like());
+    MuonWeight { value: value.clone(), momentum: momentum.clone(), copy }
 }
 
+/// p and m; a copy is p rounded.
 fn found(of: &MuonWeight<3>) -> [Vec<f64>; 2] {
+    if let Some(copy) = &of.copy {
+        assert_eq!(values(copy), values(&of.value.clone().cast(copy.dtype())));
+    }
     [values(&of.value), values(&of.momentum)]
 }
 
@@ -76,7 +82,10 @@ fn agrees_with_the_oracle() {
                     }
                     // Now nobody does.
                     let [value, grad, momentum] = tensors;
-                    assert!(step(MuonWeight { value, momentum }, grad) == moved, "{what}");
+                    assert!(
+                        step(MuonWeight { value, momentum, copy: None }, grad) == moved,
+                        "{what}"
+                    );
                 }
             }
         }
@@ -152,7 +161,7 @@ fn many_move_as_each_alone() {
         let expected: Vec<_> = moved.iter().map(found).collect();
         let (mut given_away, mut grads) = (vec![], vec![]);
         for [value, grad, momentum] in all {
-            given_away.push(MuonWeight { value, momentum });
+            given_away.push(MuonWeight { value, momentum, copy: None });
             grads.push(grad);
         }
         let (again, plans) = kiln_ops::launch::plans::listen(|| {
@@ -189,7 +198,7 @@ fn views_and_weights_of_nothing() {
             }
         }
         let none = Tensor::<3>::zeros([2, 0, 3], &device);
-        let of = MuonWeight { value: none.clone(), momentum: none.clone() };
+        let of = MuonWeight { value: none.clone(), momentum: none.clone(), copy: None };
         let moved = muon(vec![of], vec![none], None, &options()).unwrap();
         assert_eq!(moved[0].value.dims(), [2, 0, 3]);
     }
@@ -217,7 +226,7 @@ fn what_does_not_fit_is_named() {
     let device = devices().remove(0);
     let ([value, grad, momentum], _) = given([1, 2, 3], DType::F32, 1, &device);
     let error = |value: &Tensor<3>, grad: &Tensor<3>, options: MuonOptions| {
-        let of = MuonWeight { value: value.clone(), momentum: momentum.clone() };
+        let of = MuonWeight { value: value.clone(), momentum: momentum.clone(), copy: None };
         muon(vec![of], vec![grad.clone()], None, &options).unwrap_err().to_string()
     };
     assert_eq!(
@@ -231,7 +240,7 @@ fn what_does_not_fit_is_named() {
     let found = error(&value, &grad, MuonOptions { dtype: DType::F64, ..options() });
     assert_eq!(found, "muon: `dtype` is F64, expected F32, BF16 or F16");
     let vector = Tensor::<1>::ones([3], &device);
-    let of = MuonWeight { value: vector.clone(), momentum: vector.clone() };
+    let of = MuonWeight { value: vector.clone(), momentum: vector.clone(), copy: None };
     let found = muon(vec![of], vec![vector], None, &options()).unwrap_err().to_string();
     assert_eq!(found, "muon: `value` has shape [3], expected [..., in, out] of rank 2 or more");
 }

@@ -54,14 +54,14 @@ impl AdamWConfig {
 
 /// A parameter with its moments, zeros before its first step, and its gradient.
 pub(crate) fn moving<const D: usize>(member: Member<D>) -> (Moving<D>, Tensor<D>) {
-    let Member { value, grad, state } = member;
+    let Member { value, copy, grad, state } = member;
     let state: [_; 2] = state.try_into().expect("two moments");
     let [first, second] = state.map(|moment| moment.unwrap_or_else(|| value.zeros_like()));
-    (Moving { value, first, second }, grad)
+    (Moving { value, first, second, copy }, grad)
 }
 
 /// It after its step.
 pub(crate) fn moved<const D: usize>(of: Moving<D>) -> Moved<D> {
-    let Moving { value, first, second } = of;
-    Moved { value, state: vec![first, second] }
+    let Moving { value, first, second, copy } = of;
+    Moved { value, copy, state: vec![first, second] }
 }

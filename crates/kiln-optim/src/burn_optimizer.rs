@@ -93,9 +93,10 @@ impl optim::Optimizer for Rule {
             DType::F16 | DType::BF16 => DType::F32,
             wide => wide,
         };
-        let member = Member { value: tensor.cast(wide), grad: grad.cast(wide), state };
+        let (value, grad) = (tensor.cast(wide), grad.cast(wide));
+        let member = Member { value, copy: None, grad, state };
         let moved = Rule::step(self, vec![member], &pace).pop();
-        let Moved { value, state } = moved.expect("one comes back for one");
+        let Moved { value, state, .. } = moved.expect("one comes back for one");
         let kept = names.iter().copied().zip(state.into_iter().map(Kept::Tensor)).collect();
         (value.cast(dtype), Some(RuleState { steps, kept }))
     }

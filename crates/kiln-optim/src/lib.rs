@@ -34,9 +34,11 @@ mod adamw;
 mod burn_optimizer;
 mod clip;
 mod groups;
+mod masters;
 mod muon;
 mod names;
 mod optimizer;
+mod rest;
 mod rule;
 mod state;
 

@@ -67,19 +67,20 @@ impl MuonConfig {
         };
         let mut dtypes = Vec::with_capacity(batch.len());
         let (mut of, mut grads) = (vec![], vec![]);
-        for Member { value, grad, mut state } in batch {
+        for Member { value, copy, grad, mut state } in batch {
             dtypes.push(value.dtype());
             let value = in_f32(value);
             let momentum = state.pop().flatten().map(in_f32);
             let momentum = momentum.unwrap_or_else(|| value.zeros_like());
-            of.push(MuonWeight { value, momentum });
+            of.push(MuonWeight { value, momentum, copy });
             grads.push(if grad.dtype() == DType::F64 { in_f32(grad) } else { grad });
         }
         let moved = muon(of, grads, pace.scale.clone(), &options);
         let moved = moved.unwrap_or_else(|error| panic!("{error}"));
-        let back = |(MuonWeight { value, momentum }, dtype): (MuonWeight<D>, DType)| {
+        let back = |(of, dtype): (MuonWeight<D>, DType)| {
+            let MuonWeight { value, momentum, copy } = of;
             let value = if dtype == DType::F32 { value } else { value.cast(dtype) };
-            Moved { value, state: vec![momentum] }
+            Moved { value, copy, state: vec![momentum] }
         };
         moved.into_iter().zip(dtypes).map(back).collect()
     }

@@ -6,10 +6,12 @@
 
 use crate::adamw;
 use crate::groups::{GroupIndex, Groups, Settings};
+use crate::masters::{Lower, Masters, Raise};
 use crate::names::{Names, Naming};
+use crate::rest::Rest;
 use crate::rule::{self, Member, Pace};
 use crate::state::{Load, Save, State, StateError};
-use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, ParamMapper};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use kiln_ops::adamw::{AdamWBatch, AdamWMoved};
@@ -22,6 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Optimizer {
     groups: Groups,
     state: State,
+    masters: Masters,
     steps: u64,
     naming: Naming,
 }
@@ -30,7 +33,8 @@ impl Optimizer {
     /// An optimizer that has taken no step, with these settings for every parameter that is in no group.
     pub fn new(default: impl Into<Settings>) -> Self {
         let groups = Groups::new(default.into());
-        Self { groups, state: State::default(), steps: 0, naming: str::to_string }
+        let (state, masters) = (State::default(), Masters::default());
+        Self { groups, state, masters, steps: 0, naming: str::to_string }
     }
 
     /// Gives the parameters in `group` their own settings. Of several groups that hold a parameter the
@@ -49,6 +53,29 @@ impl Optimizer {
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// The module with parameters in `dtype`, bf16 or f16, those of which `which` says so by name and rank, so that no
+    /// forward casts them. The optimizer keeps their values in f32, moves those, and rounds them into the module as it
+    /// does: they are the master weights of mixed precision.
+    ///
+    /// Only parameters in f32 that require a gradient become such. Save them with [`with_masters`](Self::with_masters).
+    ///
+    /// Source: Micikevicius et al., Mixed Precision Training, 2018 (arXiv 1710.03740).
+    pub fn keep_masters<M: Module>(
+        &mut self,
+        module: M,
+        dtype: DType,
+        which: impl Fn(&str, usize) -> bool,
+    ) -> M {
+        let (names, masters) = (Names::new(self.naming), &mut self.masters);
+        module.map(&mut Lower { names, masters, dtype, which })
+    }
+
+    /// The module with master weights in the place of what they are rounded to.
+    pub fn with_masters<M: Module>(&self, module: &M) -> M {
+        let (names, masters) = (Names::new(self.naming), &self.masters);
+        module.clone().map(&mut Raise { names, masters })
     }
 
     /// One step: the module with its parameters moved against their gradients.
@@ -71,13 +98,15 @@ impl Optimizer {
         let mut gather = Gather {
             groups: &self.groups,
             state: &mut self.state,
+            masters: &mut self.masters,
             grads,
             names,
             batches: Batches::default(),
         };
         let module = module.map(&mut gather);
         let batches = gather.batches.list;
-        let mut moved = HashMap::new();
+        let mut done =
+            Done { state: &mut self.state, masters: &mut self.masters, moved: HashMap::new() };
         let mut by_adamw: Vec<Together> = vec![];
         for (group, batch) in batches {
             let settings = self.groups.settings(group);
@@ -95,7 +124,7 @@ impl Optimizer {
                     let together = &mut by_adamw[at];
                     together.rests.push(batch.join(&mut together.of));
                 }
-                _ => batch.step(settings, &pace, &mut self.state, &mut moved),
+                _ => batch.step(settings, &pace, &mut done),
             }
         }
         // All of a group at once, whatever their shapes.
@@ -103,10 +132,10 @@ impl Optimizer {
             let settings = self.groups.settings(group);
             let mut stepped = of.step();
             for rest in rests {
-                rest.part(&mut stepped, settings, &mut self.state, &mut moved);
+                rest.part(&mut stepped, settings, &mut done);
             }
         }
-        module.map(&mut PutBack { moved })
+        module.map(&mut PutBack { moved: done.moved })
     }
 
     /// The state as data, such as AdamW's moments `<name>.first` and `<name>.second`.
@@ -184,26 +213,25 @@ impl Batches {
     }
 }
 
-/// What a parameter is beside its value, while that is out of its module.
-struct Rest<const D: usize> {
-    id: ParamId,
-    name: String,
-    mapper: ParamMapper<Tensor<D>>,
-    checkpointing: Option<burn::tensor::GradientCheckpointingStrategy>,
+impl<const D: usize> Rest<D> {
+    fn done(self, of: rule::Moved<D>, settings: &Settings, to: &mut Done) {
+        to.state.put(&self.name, settings.rule.state(D), of.state);
+        let value = match of.copy {
+            Some(copy) => {
+                to.masters.put(&self.name, of.value);
+                copy
+            }
+            None => of.value,
+        };
+        to.moved.insert(self.id, Box::new(self.with(value)));
+    }
 }
 
-impl<const D: usize> Rest<D> {
-    fn done(self, of: rule::Moved<D>, settings: &Settings, state: &mut State, to: &mut Moved) {
-        let Self { id, name, mapper, checkpointing } = self;
-        state.put(&name, settings.rule.state(D), of.state);
-        let mut value = of.value.autodiff();
-        if let Some(strategy) = checkpointing {
-            value = value.with_gradient_checkpointing_strategy(strategy);
-        }
-        // Only parameters that require a gradient have one.
-        let param = Param::from_mapped_value(id, value.require_grad(), mapper);
-        to.insert(id, Box::new(param));
-    }
+/// Where everything goes after a step.
+struct Done<'a> {
+    state: &'a mut State,
+    masters: &'a mut Masters,
+    moved: Moved,
 }
 
 /// Parameters of one group and one shape, or one.
@@ -226,7 +254,7 @@ trait AnyBatch {
     /// Of the first parameter.
     fn device(&self) -> Device;
 
-    fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved);
+    fn step(self: Box<Self>, settings: &Settings, pace: &Pace, to: &mut Done);
 
     /// Adds its parameters to those that AdamW moves at once; what they are beside stays.
     fn join(self: Box<Self>, together: &mut AdamWBatch) -> Box<dyn AnyRest>;
@@ -235,13 +263,7 @@ trait AnyBatch {
 /// What parameters are beside those that AdamW moves at once.
 trait AnyRest {
     /// Takes them back.
-    fn part(
-        self: Box<Self>,
-        stepped: &mut AdamWMoved,
-        settings: &Settings,
-        state: &mut State,
-        to: &mut Moved,
-    );
+    fn part(self: Box<Self>, stepped: &mut AdamWMoved, settings: &Settings, to: &mut Done);
 }
 
 impl<const D: usize> AnyBatch for Batch<D> {
@@ -261,11 +283,11 @@ impl<const D: usize> AnyBatch for Batch<D> {
         self.members[0].value.device()
     }
 
-    fn step(self: Box<Self>, settings: &Settings, pace: &Pace, state: &mut State, to: &mut Moved) {
+    fn step(self: Box<Self>, settings: &Settings, pace: &Pace, to: &mut Done) {
         let Self { members, rest } = *self;
         let moved = settings.rule.step(members, pace);
         for (moved, rest) in moved.into_iter().zip(rest) {
-            rest.done(moved, settings, state, to);
+            rest.done(moved, settings, to);
         }
     }
 
@@ -279,16 +301,10 @@ impl<const D: usize> AnyBatch for Batch<D> {
 }
 
 impl<const D: usize> AnyRest for Vec<Rest<D>> {
-    fn part(
-        self: Box<Self>,
-        stepped: &mut AdamWMoved,
-        settings: &Settings,
-        state: &mut State,
-        to: &mut Moved,
-    ) {
+    fn part(self: Box<Self>, stepped: &mut AdamWMoved, settings: &Settings, to: &mut Done) {
         for rest in *self {
             let moved = stepped.take::<D>().expect("all that joined come back");
-            rest.done(adamw::moved(moved), settings, state, to);
+            rest.done(adamw::moved(moved), settings, to);
         }
     }
 }
@@ -298,6 +314,7 @@ impl<const D: usize> AnyRest for Vec<Rest<D>> {
 struct Gather<'a> {
     groups: &'a Groups,
     state: &'a mut State,
+    masters: &'a mut Masters,
     grads: GradientsParams,
     names: Names,
     batches: Batches,
@@ -322,10 +339,13 @@ impl ModuleMapper for Gather<'_> {
         let state = self.state.take(&name, rule.state(D));
         let place = (group, rule.adamw(D).is_none());
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        let (id, parameter, mapper) = param.consume();
-        let checkpointing = parameter.gradient_checkpointing_strategy();
-        let member = Member { value: parameter.inner(), grad, state };
-        let rest = Rest { id, name, mapper, checkpointing };
+        let id = param.id;
+        let (rest, value) = Rest::of(param, name);
+        let (value, copy) = match self.masters.take(&rest.name) {
+            Some(master) => (master, Some(value)),
+            None => (value, None),
+        };
+        let member = Member { value, copy, grad, state };
         self.batches.push(place, shape.clone(), member, rest);
         let taken = |_: &_, _| unreachable!("a parameter is put back before anybody looks at it");
         Param::uninitialized(id, taken, device, true, shape)

@@ -43,6 +43,8 @@ pub(crate) struct Pace {
 /// before its first step. A formula returns it without the gradient.
 pub(crate) struct Member<const D: usize> {
     pub(crate) value: Tensor<D>,
+    /// What the module has of a value in f32: it rounded to 16 bits.
+    pub(crate) copy: Option<Tensor<D>>,
     pub(crate) grad: Tensor<D>,
     pub(crate) state: Vec<Option<Tensor<D>>>,
 }
@@ -50,6 +52,7 @@ pub(crate) struct Member<const D: usize> {
 /// A parameter after its step.
 pub(crate) struct Moved<const D: usize> {
     pub(crate) value: Tensor<D>,
+    pub(crate) copy: Option<Tensor<D>>,
     pub(crate) state: Vec<Tensor<D>>,
 }
 
@@ -98,9 +101,11 @@ fn together<const D: usize>(batch: Vec<Member<D>>, pace: &Pace) -> Vec<Moved<D>>
     let grads = batch.iter().map(|member| member.grad.clone());
     let mean = grads.reduce(|sum, grad| sum + grad).expect("no batch is empty") / count;
     let step = mean * pace.learning_rate;
-    let moved = batch.into_iter().map(|Member { value, mut state, .. }| {
+    let moved = batch.into_iter().map(|Member { value, copy, mut state, .. }| {
         let steps = state.remove(0).unwrap_or_else(|| value.zeros_like());
-        Moved { value: value - step.clone(), state: vec![steps + 1.0] }
+        let value = value - step.clone();
+        let copy = copy.map(|copy| value.clone().cast(copy.dtype()));
+        Moved { value, copy, state: vec![steps + 1.0] }
     });
     moved.collect()
 }

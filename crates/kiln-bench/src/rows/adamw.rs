@@ -16,7 +16,8 @@ const SCALE: usize = 4;
 const SPEC: Spec = Spec {
     name: "adamw",
     formula: "m = beta1·first + (1 - beta1)·s·grad, v = beta2·second + (1 - beta2)·(s·grad)², value·(1 - \
-              learning_rate·weight_decay) - learning_rate·m/(1 - beta1^step) / (√(v/(1 - beta2^step)) + eps); s is scale",
+              learning_rate·weight_decay) - learning_rate·m/(1 - beta1^step) / (√(v/(1 - beta2^step)) + eps); s is scale; new_copy is new_value in the element \
+              type of grad",
     inputs: &[
         InputSpec {
             name: "value",
@@ -67,6 +68,7 @@ const SPEC: Spec = Spec {
         OutputSpec { name: "new_value", shape: &["...", "D"], f32: true },
         OutputSpec { name: "new_first", shape: &["...", "D"], f32: true },
         OutputSpec { name: "new_second", shape: &["...", "D"], f32: true },
+        OutputSpec { name: "new_copy", shape: &["...", "D"], f32: false },
     ],
     differentiable: false,
     kernel: true,
@@ -89,18 +91,24 @@ impl Operator for Row {
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let of = Moving { value: call.rows(0), first: call.rows(2), second: call.rows(3) };
+        let (value, grad) = (call.rows(0), call.rows(1));
+        let dtype = grad.dtype();
+        let copy = (dtype != DType::F32).then(|| value.zeros_like().cast(dtype));
+        let of = Moving { value, first: call.rows(2), second: call.rows(3), copy };
         let missing = call.inputs[SCALE].shape().contains(&0);
         let scale = (!missing).then(|| call.float(SCALE));
-        let moved = adamw(of, call.rows(1), scale, options(call.attributes))?;
-        Ok([moved.value, moved.first, moved.second].map(|of| of.flatten(0, 1)).into())
+        let moved = adamw(of, grad, scale, options(call.attributes))?;
+        let copy = moved.copy.unwrap_or_else(|| moved.value.clone());
+        Ok([moved.value, moved.first, moved.second, copy].map(|of| of.flatten(0, 1)).into())
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [value, grad, first, second, scale] = call.inputs else { unreachable!("five inputs") };
         let of = [value, grad, first, second].map(|of| &of.values[..]);
-        let moved = oracle::forward(of, scale.values.first().copied(), options(call.attributes));
-        moved.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
+        let scale = scale.values.first().copied();
+        let [new, first, second] = oracle::forward(of, scale, options(call.attributes));
+        let all = [new.clone(), first, second, new];
+        all.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
     }
 
     fn oracle_backward(&self, _call: &HostCall<'_>, _dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
@@ -141,7 +149,8 @@ impl Operator for Row {
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
         let n = elements(case, 0);
-        let bytes = n * (6.0 * 4.0 + dtype.size() as f64);
+        let copy = if dtype == DType::F32 { 0 } else { dtype.size() };
+        let bytes = n * (6 * 4 + dtype.size() + copy) as f64;
         (Work { bytes, flops: 14.0 * n }, Work { bytes: 0.0, flops: 0.0 })
     }
 }

@@ -19,7 +19,8 @@ const SCALE: usize = 3;
 static SPEC: Spec = Spec {
     name: "muon",
     formula: "m = momentum·first + (1 - momentum)·s·grad, u = momentum·m + (1 - momentum)·s·grad, value·(1 - \
-              learning_rate·weight_decay) - learning_rate·√max(1, N/M)·newton_schulz(u); s is scale, u is m without nesterov",
+              learning_rate·weight_decay) - learning_rate·√max(1, N/M)·newton_schulz(u); s is scale, u is m without \
+              nesterov; new_copy is new_value in the element type of grad",
     inputs: &[
         InputSpec {
             name: "value",
@@ -66,6 +67,7 @@ static SPEC: Spec = Spec {
     outputs: &[
         OutputSpec { name: "new_value", shape: &["...", "M", "N"], f32: true },
         OutputSpec { name: "new_first", shape: &["...", "M", "N"], f32: true },
+        OutputSpec { name: "new_copy", shape: &["...", "M", "N"], f32: false },
     ],
     differentiable: false,
     kernel: true,
@@ -102,9 +104,14 @@ impl Operator for Row {
         let missing = call.inputs[SCALE].shape().contains(&0);
         let scale = (!missing).then(|| call.float(SCALE));
         let options = options(call.attributes, grad.dtype());
-        let moved = muon(vec![MuonWeight { value, momentum }], vec![grad], scale, &options)?;
-        let one = |MuonWeight { value, momentum }| [value, momentum].map(|of| of.flatten(0, 2));
-        Ok(moved.into_iter().flat_map(one).collect())
+        let dtype = grad.dtype();
+        let copy = (dtype != DType::F32).then(|| value.zeros_like().cast(dtype));
+        let of = MuonWeight { value, momentum, copy };
+        let one = |MuonWeight { value, momentum, copy }: MuonWeight<3>| {
+            let copy = copy.unwrap_or_else(|| value.clone());
+            [value, momentum, copy].map(|of| of.flatten(0, 2))
+        };
+        Ok(muon(vec![of], vec![grad], scale, &options)?.into_iter().flat_map(one).collect())
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
@@ -113,8 +120,9 @@ impl Operator for Row {
         let scale = scale.values.first().copied();
         // Numbers know how they are stored.
         let options = options(call.attributes, DType::F32);
-        let moved = oracle::forward(of, scale, stack(&value.shape), &options);
-        moved.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
+        let [new, momentum] = oracle::forward(of, scale, stack(&value.shape), &options);
+        let all = [new.clone(), momentum, new];
+        all.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
     }
 
     fn oracle_backward(&self, _call: &HostCall<'_>, _dy: &[BoundedTensor]) -> Vec<BoundedTensor> {

@@ -27,7 +27,7 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_nn::prelude::*;
 use kiln_ops::device;
-use kiln_ops::embedding::{EmbeddingOptions, embedding};
+use kiln_ops::embedding::{EmbeddingOptions, embedding, tied_embedding};
 use kiln_optim::Names;
 use residual::Stream;
 use std::collections::BTreeMap;
@@ -56,6 +56,13 @@ pub trait LanguageModel: Module {
     /// Mean cross-entropy of `targets` after `tokens`, both `[B, T]`: `[1]` in f32.
     fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1>;
 
+    /// Whether the parameter of this name and rank is read in the element type of the activations alone, so that it
+    /// may be held in it.
+    fn in_activations(name: &str, rank: usize) -> bool {
+        let _ = (name, rank);
+        false
+    }
+
     /// The model after optimizer step number `step`, counted from 1. Layers with a life of their own, or
     /// with statistics that lag behind, bring them up to date here; what they keep is part of the
     /// [record](tensors::record). It must not read from the device, which would wait for it, and what it
@@ -69,6 +76,11 @@ pub trait LanguageModel: Module {
 impl LanguageModel for Transformer {
     fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         Transformer::loss(self, tokens, targets)
+    }
+
+    fn in_activations(name: &str, rank: usize) -> bool {
+        // Norms take their scales in f32, and hyper-connections all they have.
+        rank >= 2 && !name.ends_with(".phi")
     }
 
     fn after_step(self, step: u64) -> Self {
@@ -139,8 +151,8 @@ impl Precision {
 }
 
 impl Transformer {
-    /// The same model with activations and inputs of matrix products in `dtype`; parameters,
-    /// logits and loss stay f32.
+    /// The same model with activations and inputs of matrix products in `dtype`; logits and loss stay f32. Parameters
+    /// in another element type than they are used in are cast at every call.
     pub fn with_activations(self, dtype: DType) -> Self {
         Self { dtype, ..self }
     }
@@ -159,10 +171,9 @@ impl Transformer {
             }
 
             fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                // Norms take their scales in f32, and hyper-connections all they have.
-                match D < 2 || self.1.name().ends_with(".phi") {
-                    true => param,
-                    false => param.map(|matrix| matrix.cast(self.0)),
+                match Transformer::in_activations(&self.1.name(), D) {
+                    true => param.map(|matrix| matrix.cast(self.0)),
+                    false => param,
                 }
             }
         }
@@ -182,7 +193,8 @@ impl Transformer {
     /// Logits of the token after each of `tokens`: `[B, T]` to `[B, T, V]` in f32.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [batch, length] = tokens.dims();
-        let logits = self.logits(self.hidden(tokens, None));
+        let (y, head) = self.hidden(tokens, None);
+        let logits = logits(y, head);
         let vocab_size = logits.dims()[1];
         logits.reshape([batch, length, vocab_size])
     }
@@ -193,7 +205,10 @@ impl Transformer {
         let [batch, length] = targets.dims();
         let options = CrossEntropyOptions { check_targets: false, ..Default::default() };
         let targets = targets.reshape([batch * length]);
-        let loss = linear_cross_entropy(self.hidden(tokens, None), self.head(), targets, options);
+        let loss = match self.hidden(tokens, None) {
+            (y, Head::Weight(weight)) => linear_cross_entropy(y, weight, targets, options),
+            (y, Head::Table(table)) => linear_cross_entropy_of_table(y, table, targets, options),
+        };
         loss.unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -202,10 +217,10 @@ impl Transformer {
     /// `cache` has one entry a layer, as [`empty_cache`](Self::empty_cache) makes them.
     pub fn forward_cached(&self, tokens: Tensor<2, Int>, cache: &mut [MixerCache]) -> Tensor<2> {
         let [batch, length] = tokens.dims();
-        let y = self.hidden(tokens, Some(cache));
+        let (y, head) = self.hidden(tokens, Some(cache));
         let width = y.dims()[1];
         let last = y.reshape([batch, length, width]).narrow(1, length - 1, 1);
-        self.logits(last.reshape([batch, width]))
+        logits(last.reshape([batch, width]), head)
     }
 
     /// A cache for [`forward_cached`](Self::forward_cached) that has seen nothing.
@@ -213,36 +228,53 @@ impl Transformer {
         self.blocks.iter().map(|block| block.mixer.empty_cache()).collect()
     }
 
-    /// What goes into the output projection: `[B·T, width]`.
-    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut [MixerCache]>) -> Tensor<2> {
+    /// What goes into the output projection, `[B·T, width]`, and that, in the element type of the activations.
+    fn hidden(
+        &self,
+        tokens: Tensor<2, Int>,
+        mut cache: Option<&mut [MixerCache]>,
+    ) -> (Tensor<2>, Head) {
         let [batch, length] = tokens.dims();
         // Tokens are those of the tokenizer, whose vocabulary the table has.
         let options = EmbeddingOptions { dtype: Some(self.dtype), check_tokens: false };
-        let x = embedding(self.embedding.weight.val(), tokens, options)
-            .unwrap_or_else(|error| panic!("{error}"));
-        let head = self.stream_head.as_ref();
-        let mut stream = Stream::new(self.dropout.forward(x), head);
+        let table = self.embedding.weight.val();
+        let embedded = match &self.head {
+            Some(head) => {
+                let weight = Head::Weight(head.weight.val().cast(self.dtype));
+                embedding(table, tokens, options).map(|x| (x, weight))
+            }
+            None => {
+                let tied = tied_embedding(table, tokens, options);
+                tied.map(|(x, table)| (x, Head::Table(table.cast(self.dtype))))
+            }
+        };
+        let (x, head) = embedded.unwrap_or_else(|error| panic!("{error}"));
+        let stream_head = self.stream_head.as_ref();
+        let mut stream = Stream::new(self.dropout.forward(x), stream_head);
         for (i, block) in self.blocks.iter().enumerate() {
             stream = block.forward(stream, cache.as_mut().map(|cache| &mut cache[i]));
         }
-        let y = stream.end(head, &self.norm);
+        let y = stream.end(stream_head, &self.norm);
         let width = y.dims()[2];
-        y.reshape([batch * length, width])
+        (y.reshape([batch * length, width]), head)
     }
+}
 
-    /// The output projection, `[width, V]`, in the element type of the activations.
-    fn head(&self) -> Tensor<2> {
-        let weight = match &self.head {
-            Some(head) => head.weight.val(),
-            None => self.embedding.weight.val().transpose(),
-        };
-        weight.cast(self.dtype)
-    }
+/// The output projection.
+enum Head {
+    /// `[width, V]`.
+    Weight(Tensor<2>),
+    /// The embedding, `[V, width]`.
+    Table(Tensor<2>),
+}
 
-    fn logits(&self, y: Tensor<2>) -> Tensor<2> {
-        let logits = matmul(y, self.head(), MatmulOptions::default());
-        logits.unwrap_or_else(|error| panic!("{error}")).cast(DType::F32)
-    }
+fn logits(y: Tensor<2>, head: Head) -> Tensor<2> {
+    let weight = match head {
+        Head::Weight(weight) => weight,
+        Head::Table(table) => table.transpose(),
+    };
+    let logits = matmul(y, weight, MatmulOptions::default());
+    logits.unwrap_or_else(|error| panic!("{error}")).cast(DType::F32)
 }
 
 #[cfg(all(test, feature = "flex"))]

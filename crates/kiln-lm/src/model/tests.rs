@@ -233,7 +233,8 @@ fn the_logits_are_a_product_of_kiln_ops() {
     let device = Device::flex();
     let model = config().init(50, 1, &device);
     let y = Tensor::<2>::ones([1, 16], &device);
-    let logits = || force(Implementation::Fused, || model.logits(y.clone()));
+    let weight = model.embedding.weight.val();
+    let logits = || force(Implementation::Fused, || logits(y.clone(), Head::Table(weight.clone())));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(logits)).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
     assert!(message.starts_with("matmul: the fused kernel cannot run on cpu"), "{message}");

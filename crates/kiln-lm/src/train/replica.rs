@@ -9,7 +9,8 @@ use crate::earlier::renamed;
 use crate::model::LanguageModel;
 use crate::run::Checkpoint;
 use crate::tensors::{from_safetensors, record, to_safetensors, with_record};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_optim::prelude::*;
 
 pub(super) const MODEL: &str = "model.safetensors";
@@ -43,7 +44,22 @@ impl<M: LanguageModel> Replica<M> {
     ) -> Result<Self, TrainError> {
         shared(config, &sampler)?;
         let optimizer = optimizer(&config.optimizer, &config.model, &model)?;
-        Ok(Self { model: Some(model), optimizer, sampler, device })
+        Ok(Self::of(config, model, optimizer, sampler, device))
+    }
+
+    /// The model's matrices in the element type of its activations, where the optimizer keeps them in f32.
+    fn of(
+        config: &Config,
+        model: M,
+        mut optimizer: Optimizer,
+        sampler: BatchSampler,
+        device: Device,
+    ) -> Self {
+        let model = match config.train.precision.dtype(&device) {
+            DType::F32 => model,
+            dtype => optimizer.keep_masters(model, dtype, M::in_activations),
+        };
+        Self { model: Some(model), optimizer, sampler, device }
     }
 
     /// As in a checkpoint of this step; `skeleton` is a model of any values.
@@ -66,7 +82,7 @@ impl<M: LanguageModel> Replica<M> {
         let mut optimizer = optimizer(&config.optimizer, &config.model, &model)?;
         let loaded = optimizer.load_state(&model, checkpoint.step(), tensors(OPTIMIZER)?);
         loaded.map_err(|error| TrainError::unfit(path, error))?;
-        Ok(Self { model: Some(model), optimizer, sampler, device })
+        Ok(Self::of(config, model, optimizer, sampler, device))
     }
 
     /// The model as it is now.
@@ -106,6 +122,8 @@ impl<M: LanguageModel> Replica<M> {
             let model = self.model();
             let loss = model.loss(inputs, targets).div_scalar(train.accumulation as f64);
             let grads = GradientsParams::from_grads(loss.backward(), model);
+            // Sums of several are f32.
+            let grads = if train.accumulation > 1 { in_f32(model, grads) } else { grads };
             gradients.accumulate(model, grads);
             losses.push(loss.inner());
         }
@@ -122,9 +140,9 @@ impl<M: LanguageModel> Replica<M> {
         Ok(Tensor::cat(vec![loss, norm], 0))
     }
 
-    /// Everything that the model holds, by name.
+    /// Everything that the model holds, by name, parameters as the optimizer has them.
     pub(super) fn record(&self) -> Vec<(String, TensorData)> {
-        record(self.model())
+        record(&self.optimizer.with_masters(self.model()))
     }
 
     /// The files of a checkpoint that [`restored`](Self::restored) reads, with what
@@ -139,6 +157,21 @@ impl<M: LanguageModel> Replica<M> {
             (OPTIMIZER, to_safetensors(OPTIMIZER, &state)?),
         ])
     }
+}
+
+/// Gradients of other element types cast to f32.
+fn in_f32<M: Module>(model: &M, grads: GradientsParams) -> GradientsParams {
+    struct Cast(GradientsParams);
+    impl ModuleVisitor for Cast {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.remove::<D>(param.id) {
+                self.0.register(param.id, grad.cast(DType::F32));
+            }
+        }
+    }
+    let mut cast = Cast(grads);
+    model.visit(&mut cast);
+    cast.0
 }
 
 #[cfg(all(test, feature = "flex"))]

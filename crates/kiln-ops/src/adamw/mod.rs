@@ -10,7 +10,9 @@
 //!
 //! Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019 (arXiv 1711.05101).
 //!
-//! Bytes that must move for each element: 7 of f32, four in and three out; g in its element type.
+//! A model that multiplies in 16 bits gets p rounded to them in the same pass.
+//!
+//! Bytes that must move for each element: 24 for p, m and v in and out, those of g, and 2 for p rounded.
 
 #[cfg(feature = "cube")]
 pub mod backend;
@@ -91,6 +93,8 @@ pub struct Moving<const D: usize> {
     pub first: Tensor<D>,
     /// v, zeros before the first step.
     pub second: Tensor<D>,
+    /// p once more, rounded to bf16 or f16, as a model multiplies with it. The numbers that come are not read.
+    pub copy: Option<Tensor<D>>,
 }
 
 /// The parameter and its moments after a step.
@@ -99,8 +103,8 @@ pub struct Moving<const D: usize> {
 /// * `grad`: the same shape, f32, bf16 or f16.
 /// * `scale`: `[1]`, f32: s; none is 1.
 ///
-/// On CUDA each of the three is in the memory that it was in, if nobody else holds that and it has no gaps. For many
-/// parameters there is [`AdamWBatch`].
+/// On CUDA each of them is in the memory that it was in, if nobody else holds that and it has no gaps. For many parameters
+/// there is [`AdamWBatch`].
 ///
 /// # Errors
 ///
@@ -129,10 +133,10 @@ pub fn adamw<const D: usize>(
 /// let device = Device::flex();
 /// let mut batch = AdamWBatch::new(None, AdamWOptions::default())?;
 /// let zeros = Tensor::<2>::zeros([3, 4], &device);
-/// let weight = Moving { value: zeros.clone(), first: zeros.clone(), second: zeros.clone() };
+/// let weight = Moving { value: zeros.clone(), first: zeros.clone(), second: zeros.clone(), copy: None };
 /// batch.push(weight, zeros + 1.0)?;
 /// let zeros = Tensor::<1>::zeros([4], &device);
-/// let bias = Moving { value: zeros.clone(), first: zeros.clone(), second: zeros.clone() };
+/// let bias = Moving { value: zeros.clone(), first: zeros.clone(), second: zeros.clone(), copy: None };
 /// batch.push(bias, zeros - 1.0)?;
 /// let mut moved = batch.step();
 /// let weight: Moving<2> = moved.take().unwrap();
@@ -198,18 +202,22 @@ impl AdamWBatch {
     pub fn push<const D: usize>(&mut self, of: Moving<D>, grad: Tensor<D>) -> Result<(), OpError> {
         let check = Check(OP);
         let tracked = of.value.is_autodiff();
-        let Moving { value, first, second } = of;
+        let Moving { value, first, second, copy } = of;
         let [value, first, second] = [value, first, second].map(Tensor::inner);
-        let grad = grad.inner();
+        let (copy, grad) = (copy.map(Tensor::inner), grad.inner());
         check.dtype("value", &value, &[DType::F32])?;
         check.float("grad", &grad)?;
         let (shape, device) = (value.dims(), value.device());
-        for (name, tensor) in [("grad", &grad), ("first", &first), ("second", &second)] {
+        let tensors = [("grad", &grad), ("first", &first), ("second", &second)];
+        for (name, tensor) in tensors.into_iter().chain(copy.as_ref().map(|copy| ("copy", copy))) {
             check.shape(name, &tensor.dims(), tensor.dims() == shape, format!("{shape:?}"))?;
             check.device(name, &tensor.device(), &device)?;
         }
         for (name, moment) in [("first", &first), ("second", &second)] {
             check.dtype(name, moment, &[DType::F32])?;
+        }
+        if let Some(copy) = &copy {
+            check.dtype("copy", copy, &[DType::BF16, DType::F16])?;
         }
         if let Some(scale) = &self.scale {
             check.device("scale", &scale.device(), &device)?;
@@ -217,7 +225,7 @@ impl AdamWBatch {
         if let Some(of_batch) = &self.device {
             check.device("value", &device, of_batch)?;
         }
-        let of = Moving { value, first, second };
+        let of = Moving { value, first, second, copy };
         let moved = match shape.iter().product() {
             0 => of,
             elements => match policy::choose(OP, elements, &grad)? {
@@ -249,13 +257,16 @@ impl AdamWBatch {
 
 fn tracked_if<const D: usize>(tracked: bool, moved: Moving<D>) -> Moving<D> {
     match tracked {
-        true => Moving { value: moved.value.autodiff(), ..moved },
+        true => {
+            let copy = moved.copy.map(Tensor::autodiff);
+            Moving { value: moved.value.autodiff(), copy, ..moved }
+        }
         false => moved,
     }
 }
 
-/// The parameters of an [`AdamWBatch`] after its step. A value that came on the autodiff backend comes back on it, but as
-/// no leaf: `require_grad` makes it one.
+/// The parameters of an [`AdamWBatch`] after its step. A value that came on the autodiff backend comes back on it, and its copy
+/// too, but as no leaf: `require_grad` makes it one.
 pub struct AdamWMoved {
     places: std::vec::IntoIter<Place>,
     #[cfg(feature = "cube")]

@@ -24,5 +24,7 @@ pub fn adamw<const D: usize>(
     let update = first.clone().mul_scalar(options.rate()) / root.add_scalar(eps);
     let kept = options.kept();
     let value = if kept == 1.0 { of.value } else { of.value.mul_scalar(kept) };
-    Moving { value: value - update, first, second }
+    let value = value - update;
+    let copy = of.copy.map(|copy| value.clone().cast(copy.dtype()));
+    Moving { value, first, second, copy }
 }

@@ -41,6 +41,29 @@ macro_rules! list {
     };
 }
 
+/// What `run` makes of each, in their order. It gets up to `most` at a time, either of those that `apart` holds of or of
+/// the others.
+pub(crate) fn in_lists<T, R>(
+    all: Vec<T>,
+    most: usize,
+    apart: impl Fn(&T) -> bool,
+    mut run: impl FnMut(Vec<T>) -> Vec<R>,
+) -> Vec<R> {
+    let mut made: Vec<Option<R>> = all.iter().map(|_| None).collect();
+    let (with, without): (Vec<_>, Vec<_>) =
+        all.into_iter().enumerate().partition(|(_, one)| apart(one));
+    for list in [with, without] {
+        let mut list = list.into_iter().peekable();
+        while list.peek().is_some() {
+            let (places, some): (Vec<usize>, Vec<T>) = list.by_ref().take(most).unzip();
+            for (place, one) in places.into_iter().zip(run(some)) {
+                made[place] = Some(one);
+            }
+        }
+    }
+    made.into_iter().map(|one| one.expect("one is made of each")).collect()
+}
+
 list! {
     t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 t10 t11 t12 t13 t14 t15
     t16 t17 t18 t19 t20 t21 t22 t23 t24 t25 t26 t27 t28 t29 t30 t31

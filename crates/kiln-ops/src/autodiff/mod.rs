@@ -15,6 +15,7 @@ mod maybe;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 
+pub(crate) use list::in_lists;
 pub use list::{List, ListMetadata, MOST};
 pub(crate) use maybe::maybe;
 pub use maybe::{Maybe, MaybeMetadata};

@@ -26,6 +26,9 @@ pub struct Backward<B: Backend> {
     pub rows: usize,
     /// Its element type.
     pub dtype: DType,
+    /// What the gradient is added to: a table of its element type.
+    #[extension_type]
+    pub onto: Maybe<B>,
 }
 
 /// Rows of a table, differentiable.
@@ -40,6 +43,17 @@ pub trait EmbeddingOps: Backend {
         tokens: IntTensor<Self>,
         dtype: DType,
     ) -> FloatTensor<Self>;
+
+    /// The same, and the table, for those who read it next.
+    #[fusion(meta = |weight, tokens, dtype| {
+        let shape = Shape::new([tokens.shape[0], weight.shape[1]]);
+        (TensorSpec::new(shape, *dtype), weight.clone())
+    })]
+    fn kiln_tied_embedding(
+        weight: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// The gradient of the table; not differentiable again.
@@ -57,6 +71,14 @@ impl EmbeddingOps for CubeBackend {
         dtype: DType,
     ) -> FloatTensor<Self> {
         kernel::forward(weight, tokens, dtype)
+    }
+
+    fn kiln_tied_embedding(
+        weight: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        (kernel::forward(weight.clone(), tokens, dtype), weight)
     }
 }
 
@@ -80,10 +102,28 @@ where
             let (rows, of_weight) = (weight.shape()[0], weight.dtype());
             let y = B::kiln_embedding(weight, tokens.clone(), dtype);
             (y, move |dy, []| {
-                let of = Backward { op: OP, dy, tokens, rows, dtype: of_weight };
+                let onto = Maybe::None;
+                let of = Backward { op: OP, dy, tokens, rows, dtype: of_weight, onto };
                 [Maybe::Some(B::kiln_embedding_backward(of))]
             })
         })
+    }
+
+    fn kiln_tied_embedding(
+        weight: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [y, table] = Graph::<C>::outputs([weight], [], |[weight], _| {
+            let (rows, of_weight) = (weight.shape()[0], weight.dtype());
+            let y = B::kiln_embedding(weight.clone(), tokens.clone(), dtype);
+            ([y, weight], move |[dy, dtable]: [Maybe<B>; 2], []| {
+                let Maybe::Some(dy) = dy else { return [dtable] };
+                let of = Backward { op: OP, dy, tokens, rows, dtype: of_weight, onto: dtable };
+                [Maybe::Some(B::kiln_embedding_backward(of))]
+            })
+        });
+        (y, table)
     }
 }
 
@@ -93,9 +133,20 @@ pub(super) fn fused(weight: Tensor<2>, tokens: Tensor<1, Int>, dtype: DType) -> 
     Tensor::from_dispatch(Dispatch::kiln_embedding(weight, tokens, dtype))
 }
 
+/// [`tied_embedding`](fn@super::tied_embedding) through the kernels, without its checks.
+pub(super) fn tied(
+    weight: Tensor<2>,
+    tokens: Tensor<1, Int>,
+    dtype: DType,
+) -> (Tensor<2>, Tensor<2>) {
+    let (weight, tokens) = (weight.into_dispatch(), known(tokens).into_dispatch());
+    let (y, table) = Dispatch::kiln_tied_embedding(weight, tokens, dtype);
+    (Tensor::from_dispatch(y), Tensor::from_dispatch(table))
+}
+
 /// The gradient of a table of `rows` rows through the kernels, past autodiff and without checks.
 pub fn backward(dy: Tensor<2>, tokens: Tensor<1, Int>, rows: usize, dtype: DType) -> Tensor<2> {
     let (dy, tokens) = (dy.into_dispatch(), known(tokens).into_dispatch());
-    let of = Backward { op: OP, dy, tokens, rows, dtype };
+    let of = Backward { op: OP, dy, tokens, rows, dtype, onto: Maybe::None };
     Tensor::from_dispatch(Dispatch::kiln_embedding_backward(of))
 }

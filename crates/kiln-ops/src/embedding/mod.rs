@@ -68,37 +68,82 @@ pub fn embedding(
     tokens: Tensor<2, Int>,
     options: EmbeddingOptions,
 ) -> Result<Tensor<3>, OpError> {
-    let check = Check(OP);
-    check.float("weight", &weight)?;
-    let ([rows, width], [batch, length]) = (weight.dims(), tokens.dims());
-    let fits = rows > 0 && width > 0;
-    check.shape("weight", &weight.dims(), fits, "[V, D] with V, D at least 1")?;
-    let dtype = options.dtype.unwrap_or(weight.dtype());
-    check.float_on("y", dtype, &weight.device())?;
-    check.device("tokens", &tokens.device(), &weight.device())?;
-    let count = batch * length;
-    if count == 0 {
-        let none = Tensor::empty([batch, length, width], (&weight.device(), dtype));
-        return Ok(if weight.is_autodiff() && !none.is_autodiff() {
-            none.autodiff()
-        } else {
-            none
-        });
+    let Asked { dtype, shape } = Asked::new(&weight, &tokens, options)?;
+    if shape.contains(&0) {
+        return Ok(nothing(&weight, shape, dtype));
     }
-    let tokens: Tensor<1, Int> = tokens.reshape([count]);
-    if options.check_tokens {
-        check_tokens(&tokens, rows)?;
-    }
-    let y = match policy::choose(OP, count * width, &weight)? {
+    let tokens = tokens.reshape([shape[0] * shape[1]]);
+    let y = match policy::choose(OP, shape.iter().product(), &weight)? {
         #[cfg(feature = "cube")]
         Choice::Fused => backend::fused(weight, tokens, dtype),
         Choice::Reference => reference::embedding(weight, tokens, dtype),
     };
-    Ok(y.reshape([batch, length, width]))
+    Ok(y.reshape(shape))
+}
+
+/// The same for a table that is read again, as one that is the output projection too: with the rows comes `weight` for
+/// its next reader.
+///
+/// What that reader's gradient is of `weight` arrives before those of the rows, and they are added to it where it stands,
+/// each sum to what is there, rounded once. Rows that no token names are not touched.
+///
+/// # Errors
+///
+/// As [`embedding`](fn@embedding).
+pub fn tied_embedding(
+    weight: Tensor<2>,
+    tokens: Tensor<2, Int>,
+    options: EmbeddingOptions,
+) -> Result<(Tensor<3>, Tensor<2>), OpError> {
+    let Asked { dtype, shape } = Asked::new(&weight, &tokens, options)?;
+    if shape.contains(&0) {
+        return Ok((nothing(&weight, shape, dtype), weight));
+    }
+    let tokens = tokens.reshape([shape[0] * shape[1]]);
+    let (y, weight) = match policy::choose(OP, shape.iter().product(), &weight)? {
+        #[cfg(feature = "cube")]
+        Choice::Fused => backend::tied(weight, tokens, dtype),
+        Choice::Reference => (reference::embedding(weight.clone(), tokens, dtype), weight),
+    };
+    Ok((y.reshape(shape), weight))
+}
+
+/// What is asked for, checked.
+struct Asked {
+    dtype: DType,
+    /// Of the result.
+    shape: [usize; 3],
+}
+
+impl Asked {
+    fn new(
+        weight: &Tensor<2>,
+        tokens: &Tensor<2, Int>,
+        options: EmbeddingOptions,
+    ) -> Result<Self, OpError> {
+        let check = Check(OP);
+        check.float("weight", weight)?;
+        let ([rows, width], [batch, length]) = (weight.dims(), tokens.dims());
+        let fits = rows > 0 && width > 0;
+        check.shape("weight", &weight.dims(), fits, "[V, D] with V, D at least 1")?;
+        let dtype = options.dtype.unwrap_or(weight.dtype());
+        check.float_on("y", dtype, &weight.device())?;
+        check.device("tokens", &tokens.device(), &weight.device())?;
+        if options.check_tokens {
+            check_tokens(tokens, rows)?;
+        }
+        Ok(Self { dtype, shape: [batch, length, width] })
+    }
+}
+
+/// The rows of no token.
+fn nothing(weight: &Tensor<2>, shape: [usize; 3], dtype: DType) -> Tensor<3> {
+    let none = Tensor::empty(shape, (&weight.device(), dtype));
+    if weight.is_autodiff() && !none.is_autodiff() { none.autodiff() } else { none }
 }
 
 /// Refuses a token that is no row.
-fn check_tokens(tokens: &Tensor<1, Int>, rows: usize) -> Result<(), OpError> {
+fn check_tokens(tokens: &Tensor<2, Int>, rows: usize) -> Result<(), OpError> {
     let data = tokens.to_data();
     for (position, found) in data.iter::<i64>().enumerate() {
         if !(0..rows as i64).contains(&found) {

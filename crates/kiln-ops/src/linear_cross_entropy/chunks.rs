@@ -23,8 +23,10 @@ pub struct Forward<B: Backend> {
     pub op: &'static str,
     /// The input.
     pub x: FloatTensor<B>,
-    /// The weight.
+    /// The weight, `[D, V]`.
     pub weight: FloatTensor<B>,
+    /// It is `[V, D]`, and so is dW.
+    pub table: bool,
     /// The targets, i32 or i64.
     pub targets: IntTensor<B>,
     /// One over the number of targets that count.
@@ -35,12 +37,13 @@ pub struct Forward<B: Backend> {
     pub family: Option<Family>,
 }
 
-/// The loss, and dx and dW for a cotangent of 1, those that are wanted.
+/// The loss, and dx and dW for a cotangent of 1, those that are wanted; dW in f32.
 pub(super) fn run(
     request: Forward<CubeBackend>,
     [of_x, of_weight]: [bool; 2],
 ) -> (CubeTensor, Option<CubeTensor>, Option<CubeTensor>) {
-    let Forward { op, x, weight, targets, scale, options, family } = request;
+    let Forward { op, x, weight, table, targets, scale, options, family } = request;
+    let weight = if table { view::transposed(weight) } else { weight };
     let x = burn_cubecl::kernel::into_contiguous(x);
     let (rows, dtype) = (x.meta.shape()[0], x.dtype);
     let classes = weight.meta.shape()[1];
@@ -79,16 +82,15 @@ pub(super) fn run(
             Product { out: Some(view::narrow(dx, start, length)), ..to_x }.run();
         }
         if of_weight {
-            let to_w = product(view::transposed(part), dlogits, DType::F32);
+            let to_w = match table {
+                true => product(view::transposed(dlogits), part, DType::F32),
+                false => product(view::transposed(part), dlogits, DType::F32),
+            };
             dw = Some(match dw {
                 Some(dw) => to_w.accumulate(dw, 1.0).run(),
                 None => to_w.run(),
             });
         }
     }
-    let rounded = |dw: CubeTensor| match dtype {
-        DType::F32 => dw,
-        _ => CubeBackend::float_cast(dw, dtype.into()),
-    };
-    (sum.expect("there is a row"), dx, dw.map(rounded))
+    (sum.expect("there is a row"), dx, dw)
 }

@@ -53,22 +53,55 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     options: CrossEntropyOptions,
 ) -> Result<Tensor<1>, OpError> {
-    let check = Check(OP);
+    loss_of(x, ("weight", weight), targets, options)
+}
+
+/// The same with the weight as an embedding has it: a table `[V, D]`, of which each row is a class. Its gradient comes
+/// as rows too, where that of a transposed table would have to be transposed.
+///
+/// # Errors
+///
+/// As [`linear_cross_entropy`].
+pub fn linear_cross_entropy_of_table(
+    x: Tensor<2>,
+    table: Tensor<2>,
+    targets: Tensor<1, Int>,
+    options: CrossEntropyOptions,
+) -> Result<Tensor<1>, OpError> {
+    loss_of(x, (TABLE, table), targets, options)
+}
+
+const TABLE: &str = "table";
+
+/// Of a weight that is called so.
+fn loss_of(
+    x: Tensor<2>,
+    (name, weight): (&'static str, Tensor<2>),
+    targets: Tensor<1, Int>,
+    options: CrossEntropyOptions,
+) -> Result<Tensor<1>, OpError> {
+    let (check, table) = (Check(OP), name == TABLE);
     let dtype = check.float("x", &x)?;
     let [rows, width] = x.dims();
-    let [inner, classes] = weight.dims();
     check.shape("x", &x.dims(), rows > 0 && width > 0, "[M, D] with M, D at least 1")?;
+    let ([inner, classes], expected) = match (weight.dims(), table) {
+        (dims, false) => (dims, format!("[{width}, V] with V at least 1")),
+        ([classes, inner], true) => ([inner, classes], format!("[V, {width}] with V at least 1")),
+    };
     let ok = inner == width && classes > 0;
-    check.shape("weight", &weight.dims(), ok, format!("[{width}, V] with V at least 1"))?;
-    check.dtype("weight", &weight, &[dtype])?;
+    check.shape(name, &weight.dims(), ok, expected)?;
+    check.dtype(name, &weight, &[dtype])?;
     check.shape("targets", &targets.dims(), targets.dims() == [rows], format!("[{rows}]"))?;
-    check.device("weight", &weight.device(), &x.device())?;
+    check.device(name, &weight.device(), &x.device())?;
     check.device("targets", &targets.device(), &x.device())?;
     check_options(OP, options)?;
     check_targets(OP, &targets, classes, options)?;
     Ok(match policy::choose(OP, rows * classes, &x)? {
         #[cfg(feature = "cube")]
-        Choice::Fused => backend::fused(x, weight, targets, options),
-        Choice::Reference => reference::linear_cross_entropy(x, weight, targets, &options),
+        Choice::Fused => backend::fused(x, weight, targets, options, table),
+        Choice::Reference => {
+            let weight = if table { weight.transpose() } else { weight };
+            reference::linear_cross_entropy(x, weight, targets, &options)
+        }
     })
 }

@@ -40,6 +40,12 @@ struct Written<N: Size> {
     of: Box<[Vector<f32, N>]>,
 }
 
+/// The same in 16 bits.
+#[derive(CubeType, CubeLaunch)]
+struct Copied<C: Float, N: Size> {
+    of: Box<[Vector<C, N>]>,
+}
+
 /// The columns of one matrix of each weight, and how cubes go through them. Widths are in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Part {
@@ -67,6 +73,8 @@ struct Plan {
     nesterov: bool,
     /// Whether gradients are scaled.
     scaled: bool,
+    /// Whether there are copies.
+    copied: bool,
 }
 
 /// Where vector `i` of a matrix of a weight stands: its row among those of the weight, its column, and its place in the
@@ -131,15 +139,16 @@ fn momentum_kernel<E: Float, U: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn step_kernel<U: Float, N: Size>(
+fn step_kernel<U: Float, C: Float, N: Size>(
     of: &Sequence<Value<N>>,
     updates: &[Vector<U, N>],
     new: &mut Sequence<Written<N>>,
+    copies: &mut Sequence<Copied<C, N>>,
     part: Part,
     kept: f32,
     rate: f32,
     #[comptime] plan: Plan,
-    #[define(U)] _dtype: ElemType,
+    #[define(U, C)] _dtypes: [ElemType; 2],
 ) {
     let units = comptime!(plan.row.units as usize);
     let weight = CUBE_POS / (part.matrices * part.chunks);
@@ -151,8 +160,12 @@ fn step_kernel<U: Float, N: Size>(
             for i in range_stepped(first, part.rows * part.width, part.chunks * units) {
                 let (row, col, at) = places(&part, weight, i);
                 let update = Vector::<f32, N>::cast_from(updates[at]) * Vector::new(rate);
-                let value = of.value[row * of.stride + col];
-                new.of[row * part.whole + col] = value * Vector::new(kept) - update;
+                let value = of.value[row * of.stride + col] * Vector::new(kept) - update;
+                new.of[row * part.whole + col] = value;
+                if comptime!(plan.copied) {
+                    let copy = &mut copies[k];
+                    copy.of[row * part.whole + col] = Vector::cast_from(value);
+                }
             }
         }
     }
@@ -165,6 +178,8 @@ struct Weight {
     momentum: Rows,
     /// Where p and m go.
     new: [CubeTensor; 2],
+    /// Where p goes in 16 bits.
+    copy: Option<CubeTensor>,
     /// They are in their places.
     reused: bool,
     kind: Kind,
@@ -174,13 +189,18 @@ struct Weight {
 #[derive(Clone, Copy, PartialEq)]
 struct Kind {
     grad: DType,
+    copy: Option<DType>,
     /// Elements of a vector.
     size: usize,
     address: AddressType,
 }
 
 impl Weight {
-    fn new([value, grad, momentum]: [CubeTensor; 3], widths: &[usize]) -> Self {
+    fn new(
+        [value, grad, momentum]: [CubeTensor; 3],
+        copy: Option<CubeTensor>,
+        widths: &[usize],
+    ) -> Self {
         let (client, dtype) = (value.client.clone(), grad.dtype);
         let [value, momentum] = [value, momentum].map(untile);
         let mut reused = true;
@@ -192,15 +212,21 @@ impl Weight {
             launch::output(of, OP, name, of.meta.shape().clone(), of.dtype)
         };
         let new = [out("value", &value), out("momentum", &momentum)];
+        let copy = copy.map(|copy| out("copy", &copy));
         let [value, grad, momentum] = [value, grad, momentum].map(Rows::new);
         let mut size = launch::vector_size(&client, DType::F32, &[&value, &momentum])
             .min(launch::vector_size(&client, dtype, &[&grad]));
+        if let Some(copy) = &copy {
+            size = size.min(launch::vector_size(&client, copy.dtype, &[&Rows::new(copy.clone())]));
+        }
         while !widths.iter().all(|width| width.is_multiple_of(size)) {
             size /= 2;
         }
         let all = [&value, &grad, &momentum].map(|of| &of.tensor);
         let address = launch::address_type(&[all[0], all[1], all[2], &new[0]]);
-        Self { value, grad, momentum, new, reused, kind: Kind { grad: dtype, size, address } }
+        let of_copy = copy.as_ref().map(|copy| copy.dtype);
+        let kind = Kind { grad: dtype, copy: of_copy, size, address };
+        Self { value, grad, momentum, new, copy, reused, kind }
     }
 }
 
@@ -210,20 +236,26 @@ impl Weight {
 ///
 /// If there are none, or not of all as many.
 pub(super) fn muon(of: Steps<CubeBackend>) -> Stepped<CubeBackend> {
-    let Steps { values, grads, momenta, scale, options, family } = of;
+    let Steps { values, grads, momenta, copies, scale, options, family } = of;
     let [values, grads, momenta] = [values, grads, momenta].map(List::into_vec);
     let count = values.len();
     assert!([&grads, &momenta].iter().all(|of| of.len() == count), "{count} weights");
+    let copies = copies.into_vec();
+    assert!(copies.is_empty() || copies.len() == count, "copies of all {count} weights or none");
     let client = values[0].client.clone();
     let shape = values[0].meta.shape().clone();
     let last = shape.num_dims() - 2;
     let (rows, columns) = (shape[last], shape[last + 1]);
     let widths = options.parts(columns);
     let tensors = values.into_iter().zip(grads).zip(momenta);
+    let mut copies = copies.into_iter();
     let all: Vec<Weight> = tensors
-        .map(|((value, grad), momentum)| Weight::new([value, grad, momentum], &widths))
+        .map(|((value, grad), momentum)| {
+            Weight::new([value, grad, momentum], copies.next(), &widths)
+        })
         .collect();
     let new: Vec<[CubeTensor; 2]> = all.iter().map(|of| of.new.clone()).collect();
+    let copies = all.iter().filter_map(|of| of.copy.clone()).collect();
     // Elsewhere buffers are few, and none may be written twice in a launch, as one that stands for a missing one would be.
     let most = if Hardware::of(&client).ptx { MOST } else { 1 };
     let step = Step {
@@ -249,7 +281,7 @@ pub(super) fn muon(of: Steps<CubeBackend>) -> Stepped<CubeBackend> {
         step.of_width(width, &starts, family);
     }
     let of = |k: usize| new.iter().map(|new| new[k].clone()).collect();
-    Stepped { values: of(0), momenta: of(1) }
+    Stepped { values: of(0), momenta: of(1), copies }
 }
 
 /// A step of weights of one shape.
@@ -333,6 +365,7 @@ impl Step<'_> {
             count: weights.len().next_power_of_two(),
             nesterov: self.options.nesterov,
             scaled: self.scale.is_some(),
+            copied: false,
         }
     }
 
@@ -398,15 +431,21 @@ impl Step<'_> {
         updates: &CubeTensor,
         rate: f32,
     ) {
-        let plan = Plan { nesterov: false, scaled: false, ..self.plan(weights) };
+        let copied = kind.copy.is_some();
+        let plan = Plan { nesterov: false, scaled: false, copied, ..self.plan(weights) };
         let (mut of, mut new) = (SequenceArg::new(), SequenceArg::new());
+        let mut copies = SequenceArg::new();
         for weight in padded(weights, plan.count) {
             let stride = weight.value.stride / kind.size;
             of.push(ValueLaunch::new(weight.value.tensor.clone().into_buffer_arg(), stride));
             new.push(WrittenLaunch::new(weight.new[0].clone().into_buffer_arg()));
+            if let Some(copy) = &weight.copy {
+                copies.push(CopiedLaunch::new(copy.clone().into_buffer_arg()));
+            }
         }
         let address = kind.address.max(launch::address_type(&[updates]));
-        launch::plans::note("step of Muon", &(&plan, kind.size, address, updates.dtype), &[]);
+        let dtypes = [updates.dtype, kind.copy.unwrap_or(DType::F32)].map(dtype_to_elem_type);
+        launch::plans::note("step of Muon", &(&plan, kind.size, address, dtypes), &[]);
         let chunks = part.chunks;
         // SAFETY: as above.
         unsafe {
@@ -419,11 +458,12 @@ impl Step<'_> {
                 of,
                 updates.clone().into_buffer_arg(),
                 new,
+                copies,
                 part,
                 self.options.kept() as f32,
                 rate,
                 plan,
-                dtype_to_elem_type(updates.dtype),
+                dtypes,
             );
         }
     }

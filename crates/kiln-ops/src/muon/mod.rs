@@ -6,12 +6,13 @@
 //! * p = p·(1 − η·λ) − η·r·NS(u)
 //!
 //! with NS the [Newton-Schulz iteration](crate::newton_schulz) and r by the [`LearningRateScale`]. s is a factor on all
-//! gradients, by which they are clipped. It is not differentiated.
+//! gradients, by which they are clipped. It is not differentiated. A model that multiplies in 16 bits gets p rounded to
+//! them in the same pass.
 //!
 //! Source: Jordan et al., Muon, 2024.
 //!
 //! Beside the products of the iteration an element moves 14 bytes for u (g and m in, m and u out, u in bf16), 4 to divide
-//! it by its norm and 10 for p.
+//! it by its norm and 10 for p, 12 with p rounded.
 
 #[cfg(feature = "cube")]
 pub mod backend;
@@ -120,6 +121,8 @@ pub struct MuonWeight<const D: usize> {
     pub value: Tensor<D>,
     /// m, zeros before the first step.
     pub momentum: Tensor<D>,
+    /// p once more, rounded to bf16 or f16, as a model multiplies with it. The numbers that come are not read.
+    pub copy: Option<Tensor<D>>,
 }
 
 /// The weights and their momenta after a step, in their order.
@@ -129,7 +132,7 @@ pub struct MuonWeight<const D: usize> {
 /// * `scale`: `[1]`, f32: s; none is 1.
 ///
 /// All of them are iterated as one stack of matrices, up to 32 weights at a time; on CUDA they share launches, and each
-/// value and momentum is in the memory that it was in, if nobody else holds that and it has no gaps. What comes back is
+/// value, momentum and copy is in the memory that it was in, if nobody else holds that and it has no gaps. What comes back is
 /// constant.
 ///
 /// ```
@@ -140,7 +143,7 @@ pub struct MuonWeight<const D: usize> {
 /// let device = Device::flex();
 /// let value = Tensor::<2>::random([4, 8], Distribution::Default, &device);
 /// let grad = Tensor::<2>::random([4, 8], Distribution::Normal(0.0, 1.0), &device);
-/// let weight = MuonWeight { momentum: value.zeros_like(), value: value.clone() };
+/// let weight = MuonWeight { momentum: value.zeros_like(), value: value.clone(), copy: None };
 /// let options = MuonOptions { learning_rate: 0.1, ..Default::default() };
 /// let moved = muon(vec![weight], vec![grad], None, &options)?.remove(0);
 /// // Four singular values, none far from √2 · 0.1.
@@ -169,8 +172,11 @@ pub fn muon<const D: usize>(
     options.check()?;
     let scale = scale.map(Tensor::inner);
     let grads: Vec<Tensor<D>> = grads.into_iter().map(Tensor::inner).collect();
-    let inner =
-        |of: MuonWeight<D>| MuonWeight { value: of.value.inner(), momentum: of.momentum.inner() };
+    let inner = |of: MuonWeight<D>| MuonWeight {
+        value: of.value.inner(),
+        momentum: of.momentum.inner(),
+        copy: of.copy.map(Tensor::inner),
+    };
     let of: Vec<MuonWeight<D>> = of.into_iter().map(inner).collect();
     let Some(first) = of.first() else { return Ok(of) };
     let (shape, device) = (first.value.dims(), first.value.device());
@@ -181,14 +187,18 @@ pub fn muon<const D: usize>(
         check.dtype("scale", scale, &[DType::F32])?;
         check.device("scale", &scale.device(), &device)?;
     }
-    for (MuonWeight { value, momentum }, grad) in of.iter().zip(&grads) {
+    for (MuonWeight { value, momentum, copy }, grad) in of.iter().zip(&grads) {
         check.float("grad", grad)?;
-        for (name, tensor) in [("value", value), ("grad", grad), ("momentum", momentum)] {
+        let tensors = [("value", value), ("grad", grad), ("momentum", momentum)];
+        for (name, tensor) in tensors.into_iter().chain(copy.as_ref().map(|copy| ("copy", copy))) {
             check.shape(name, &tensor.dims(), tensor.dims() == shape, format!("{shape:?}"))?;
             check.device(name, &tensor.device(), &device)?;
         }
         for (name, tensor) in [("value", value), ("momentum", momentum)] {
             check.dtype(name, tensor, &[DType::F32])?;
+        }
+        if let Some(copy) = copy {
+            check.dtype("copy", copy, &[DType::BF16, DType::F16])?;
         }
     }
     let elements = shape.iter().product();

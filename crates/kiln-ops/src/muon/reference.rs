@@ -16,7 +16,7 @@ pub fn muon<const D: usize>(
     let matrices: usize = shape[..D - 2].iter().product();
     let (count, dtype) = (of.len(), of[0].value.dtype());
     let (mut moved, mut updates) = (Vec::with_capacity(count), Vec::with_capacity(count));
-    for (MuonWeight { value, momentum }, grad) in of.into_iter().zip(grads) {
+    for (MuonWeight { value, momentum, copy }, grad) in of.into_iter().zip(grads) {
         let grad = grad.cast(dtype);
         let grad = match &scale {
             Some(scale) => grad * scale.clone().cast(dtype).unsqueeze(),
@@ -29,7 +29,7 @@ pub fn muon<const D: usize>(
             false => momentum.clone(),
         };
         updates.push(update.reshape([matrices, rows, columns]).cast(options.dtype));
-        moved.push(MuonWeight { value, momentum });
+        moved.push(MuonWeight { value, momentum, copy });
     }
     let parts = Tensor::<3>::cat(updates, 0).split_with_sizes(options.parts(columns), 2);
     let made = parts.into_iter().map(|part| {
@@ -39,9 +39,12 @@ pub fn muon<const D: usize>(
     });
     let updates = Tensor::cat(made.collect(), 2).chunk(count, 0);
     let kept = options.kept();
-    let step = |(MuonWeight { value, momentum }, update): (MuonWeight<D>, Tensor<3>)| {
+    let step = |(of, update): (MuonWeight<D>, Tensor<3>)| {
+        let MuonWeight { value, momentum, copy } = of;
         let value = if kept == 1.0 { value } else { value.mul_scalar(kept) };
-        MuonWeight { value: value - update.reshape(shape.clone()), momentum }
+        let value = value - update.reshape(shape.clone());
+        let copy = copy.map(|copy| value.clone().cast(copy.dtype()));
+        MuonWeight { value, momentum, copy }
     };
     moved.into_iter().zip(updates).map(step).collect()
 }

@@ -264,7 +264,14 @@ fn tables(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             run: Box::new(move || drop(CubeBackend::kiln_embedding(weight, named, dtype))),
         });
         let (op, dy) = ("embedding", tensor(client, [32_768, width], dtype));
-        let of = embedding::Backward { op, dy, tokens, rows, dtype: DType::F32 };
+        let onto = Maybe::Some(tensor(client, [rows, width], dtype));
+        let more =
+            embedding::Backward { op, dy: dy.clone(), tokens: tokens.clone(), rows, dtype, onto };
+        calls.push(Call {
+            name: format!("tied embedding.grad {name}"),
+            run: Box::new(move || drop(CubeBackend::kiln_embedding_backward(more))),
+        });
+        let of = embedding::Backward { op, dy, tokens, rows, dtype: DType::F32, onto: Maybe::None };
         calls.push(Call {
             name: format!("embedding.grad {name}"),
             run: Box::new(move || drop(CubeBackend::kiln_embedding_backward(of))),

@@ -31,11 +31,13 @@ pub fn many_steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Cal
             drop(CubeBackend::sum_squares(of, sums, (0..MOST).collect()));
         }),
     });
+    let copies = if dtype == DType::F32 { list(vec![]) } else { many(dtype) };
     let of = adamw::Steps {
         values: many(DType::F32),
         grads: many(dtype),
         firsts: many(DType::F32),
         seconds: many(DType::F32),
+        copies,
         scale: Maybe::Some(tensor(client, [1], DType::F32)),
         options: AdamWOptions::default(),
     };
@@ -65,6 +67,7 @@ pub fn steps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
             grads: list(vec![grad()]),
             firsts: list(vec![f32()]),
             seconds: list(vec![f32()]),
+            copies: list(vec![]),
             scale: Maybe::Some(tensor(client, [1], DType::F32)),
             options: AdamWOptions::default(),
         };
@@ -84,7 +87,8 @@ pub fn muon(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     let (values, grads, momenta) = (many(DType::F32), many(dtype), many(DType::F32));
     let scale = Maybe::Some(tensor(client, [1], DType::F32));
     let options = MuonOptions { columns: vec![256, 128], dtype, ..MuonOptions::default() };
-    let of = muon::Steps { values, grads, momenta, scale, options, family: None };
+    let copies = if dtype == DType::F32 { list(vec![]) } else { many(dtype) };
+    let of = muon::Steps { values, grads, momenta, copies, scale, options, family: None };
     calls.push(Call {
         name: format!("muon {name}"),
         run: Box::new(move || drop(CubeBackend::muon(of))),

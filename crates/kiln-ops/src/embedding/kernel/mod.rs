@@ -114,8 +114,9 @@ pub(super) fn forward(weight: CubeTensor, tokens: CubeTensor, dtype: DType) -> C
 }
 
 pub(super) fn backward(of: Backward<CubeBackend>) -> CubeTensor {
-    let Backward { op, dy, tokens, rows, dtype } = of;
+    let Backward { op, dy, tokens, rows, dtype, onto } = of;
     let tokens = into_contiguous(tokens);
     let order = order::order(op, &tokens, rows);
-    sums::sums(op, Rows::new(dy), &tokens, &order, rows, dtype)
+    let onto = onto.option().map(into_contiguous);
+    sums::sums(op, Rows::new(dy), &tokens, &order, (rows, dtype), onto)
 }

@@ -26,6 +26,17 @@ const VECTORS: usize = 4;
 /// Rows that are under way together.
 const BATCH: usize = 4;
 
+/// What sums are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Onto {
+    /// Nothing: rows without tokens are zeros.
+    Zeros,
+    /// Another table.
+    Other,
+    /// What stands where they go: rows without tokens stay as they are.
+    Same,
+}
+
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
@@ -36,16 +47,17 @@ struct Plan {
     vectors: usize,
     /// Elements of a vector.
     size: usize,
+    onto: Onto,
 }
 
 impl Plan {
-    fn new(client: &Client, width: usize, size: usize) -> Self {
+    fn new(client: &Client, width: usize, size: usize, onto: Onto) -> Self {
         let most = client.properties().hardware.max_units_per_cube;
         let all = width / size;
         let lanes = (all.next_power_of_two() as u32).clamp(8, LANES).min(most);
         let parts = all.div_ceil(lanes as usize * VECTORS);
         let vectors = all.div_ceil(lanes as usize * parts);
-        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size }
+        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size, onto }
     }
 
     /// Vectors of a group.
@@ -165,9 +177,10 @@ fn add_groups<N: Size>(
     }
 }
 
+/// Of a piece of a row.
 #[cube]
-fn write_row<F: Float, N: Size>(
-    to: &mut [Vector<F, N>],
+fn write_row<N: Size>(
+    to: &mut [Vector<f32, N>],
     row: usize,
     sum: &Array<Vector<f32, N>>,
     first: usize,
@@ -178,7 +191,32 @@ fn write_row<F: Float, N: Size>(
     for c in 0..comptime!(plan.vectors) {
         let column = first + comptime!(c * plan.lanes as usize);
         if column < width {
-            to[row * width + column] = Vector::cast_from(sum[c]);
+            to[row * width + column] = sum[c];
+        }
+    }
+}
+
+/// The same of a whole row.
+#[cube]
+fn finish_row<F: Float, N: Size>(
+    to: &mut [Vector<F, N>],
+    onto: &[Vector<F, N>],
+    row: usize,
+    sum: &Array<Vector<f32, N>>,
+    first: usize,
+    width: usize,
+    #[comptime] plan: Plan,
+) {
+    #[unroll]
+    for c in 0..comptime!(plan.vectors) {
+        let column = first + comptime!(c * plan.lanes as usize);
+        if column < width {
+            let at = row * width + column;
+            let mut value = sum[c];
+            if comptime!(plan.onto != Onto::Zeros) {
+                value += Vector::<f32, N>::cast_from(onto[at]);
+            }
+            to[at] = Vector::cast_from(value);
         }
     }
 }
@@ -195,6 +233,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
     tokens: &[I],
     order: &[u32],
     starts: &[u32],
+    onto: &[Vector<F, N>],
     sums: &mut [Vector<F, N>],
     partials: &mut [Vector<f32, N>],
     sizes: &Sizes,
@@ -243,7 +282,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                     add_groups::<N>(&mut sum, &mut shared, plan);
                     if group == 0 {
                         let slot = 2 * piece + end;
-                        write_row::<f32, N>(partials, slot, &sum, first, sizes.width, plan);
+                        write_row::<N>(partials, slot, &sum, first, sizes.width, plan);
                     }
                 }
             }
@@ -254,7 +293,11 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
         let first = (at - row * sizes.parts) * comptime!(plan.span()) + UNIT_POS_X as usize;
         if row < sizes.rows {
             let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
-            if own.to - own.from <= PIECE {
+            let mut cut = own.to - own.from > PIECE;
+            if comptime!(plan.onto == Onto::Same) {
+                cut = cut || own.to == own.from;
+            }
+            if !cut {
                 let mut sum = zeros::<N>(comptime!(plan.vectors));
                 add_rows::<E, N>(
                     &mut sum,
@@ -268,7 +311,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                     true,
                     plan,
                 );
-                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
+                finish_row::<F, N>(sums, onto, row, &sum, first, sizes.width, plan);
             }
         }
     }
@@ -282,6 +325,7 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
     order: &[u32],
     starts: &[u32],
     partials: &[Vector<f32, N>],
+    onto: &[Vector<F, N>],
     sums: &mut [Vector<F, N>],
     sizes: &Sizes,
     #[comptime] plan: Plan,
@@ -349,27 +393,34 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
             );
             add_groups::<N>(&mut sum, &mut shared, plan);
             if group == 0 {
-                write_row::<F, N>(sums, row, &sum, first, sizes.width, plan);
+                finish_row::<F, N>(sums, onto, row, &sum, first, sizes.width, plan);
             }
         }
     }
 }
 
-/// dweight of `rows` rows in `dtype`.
+/// dweight of so many rows in an element type, and what it is added to: a table of that type without gaps.
 pub(super) fn sums(
     op: &'static str,
     dy: Rows,
     tokens: &CubeTensor,
     order: &Order,
-    rows: usize,
-    dtype: DType,
+    (rows, dtype): (usize, DType),
+    onto: Option<CubeTensor>,
 ) -> CubeTensor {
     let client = &dy.tensor.client;
-    let shape = Shape::new([rows, dy.width]);
-    let sums = launch::output(&dy.tensor, op, "grad.weight", shape, dtype);
+    let output = || {
+        let shape = Shape::new([rows, dy.width]);
+        launch::output(&dy.tensor, op, "grad.weight", shape, dtype)
+    };
+    let (onto, sums, way) = match onto {
+        None => (launch::unused(&dy.tensor, dtype), output(), Onto::Zeros),
+        Some(onto) if launch::reusable(&onto) => (onto.clone(), onto, Onto::Same),
+        Some(onto) => (onto, output(), Onto::Other),
+    };
     let dtypes = [dy.tensor.dtype, dtype, tokens.dtype].map(dtype_to_elem_type);
     let size = vector_size(client, [dy.tensor.dtype, DType::F32], &dy);
-    let plan = Plan::new(client, dy.width, size);
+    let plan = Plan::new(client, dy.width, size, way);
     let (count, width) = (dy.rows, dy.width / size);
     let parts = width.div_ceil(plan.span());
     // Without a row that more tokens name than a piece has there are no pieces.
@@ -377,13 +428,16 @@ pub(super) fn sums(
     let slots = (2 * pieces).max(1);
     let shape = Shape::new([slots, dy.width]);
     let partials = launch::scratch(&dy.tensor, op, "pieces of rows", shape, DType::F32);
-    let address = launch::address_type(&[&dy.tensor, tokens, &order.starts, &sums, &partials]);
+    let tensors = [&dy.tensor, tokens, &order.starts, &onto, &sums, &partials];
+    let address = launch::address_type(&tensors);
     let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let cubes = pieces * parts + (rows * parts).div_ceil(plan.groups as usize);
-    let ways = [("pieces", pieces > 0), ("several parts", parts > 1)];
+    let ways =
+        [("pieces", pieces > 0), ("several parts", parts > 1), ("in place", way == Onto::Same)];
     launch::plans::note("sums of rows", &(&plan, address), &ways);
-    // SAFETY: columns, rows and pieces are checked against their numbers; positions are those of rows of dy.
+    // SAFETY: columns, rows and pieces are checked against their numbers; positions are those of rows of dy; where sums are
+    // added to what stands in their place, the unit that writes has read it.
     unsafe {
         sums_kernel::launch_unchecked(
             client,
@@ -395,6 +449,7 @@ pub(super) fn sums(
             argument(tokens),
             argument(&order.positions),
             argument(&order.starts),
+            argument(&onto),
             argument(&sums),
             argument(&partials),
             sizes(),
@@ -413,6 +468,7 @@ pub(super) fn sums(
                 argument(&order.positions),
                 argument(&order.starts),
                 argument(&partials),
+                argument(&onto),
                 argument(&sums),
                 sizes(),
                 plan,
