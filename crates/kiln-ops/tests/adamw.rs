@@ -253,11 +253,20 @@ fn views_move_together() {
             let (wide, _) = given([5, 512], DType::F32, 20 + seed, &device);
             let of = wide.map(|of| of.narrow(1, 256, 256 - 32 * seed as usize));
             expected.push(found(&adamw(moving(&of), of[1].clone(), None, OPTIONS).unwrap()));
-            batch.push(moving(&of), of[1].clone()).unwrap();
+            // A copy of its own, at a place where no vectors begin.
+            let copy =
+                dtypes(&device).into_iter().find(|dtype| *dtype != DType::F32).map(|dtype| {
+                    let shape = of[0].dims();
+                    let line = Tensor::<1>::zeros([shape[0] * shape[1] + 1], (&device, dtype));
+                    line.narrow(0, 1, shape[0] * shape[1]).reshape(shape)
+                });
+            batch.push(Moving { copy, ..moving(&of) }, of[1].clone()).unwrap();
         }
         let mut moved = batch.step();
         for expected in expected {
-            assert_eq!(found(&moved.take::<2>().unwrap()), expected, "{device:?}");
+            let moved = moved.take::<2>().unwrap();
+            assert_eq!(moved.copy.is_some(), dtypes(&device).len() > 1);
+            assert_eq!(found(&moved), expected, "{device:?}");
         }
     }
 }

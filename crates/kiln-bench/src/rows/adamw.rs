@@ -7,6 +7,7 @@ use crate::operator::*;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::adamw::{AdamWOptions, Moving, adamw, oracle};
+use kiln_ops::oracle::Number;
 
 pub(crate) struct Row;
 
@@ -107,7 +108,8 @@ impl Operator for Row {
         let of = [value, grad, first, second].map(|of| &of.values[..]);
         let scale = scale.values.first().copied();
         let [new, first, second] = oracle::forward(of, scale, options(call.attributes));
-        let all = [new.clone(), first, second, new];
+        let copy = new.iter().map(|p| p.stored()).collect();
+        let all = [new, first, second, copy];
         all.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
     }
 

@@ -10,6 +10,7 @@ use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::muon::{LearningRateScale, MuonOptions, MuonWeight, muon, oracle};
 use kiln_ops::newton_schulz::NewtonSchulzOptions;
+use kiln_ops::oracle::Number;
 
 pub(crate) struct Row;
 
@@ -121,7 +122,8 @@ impl Operator for Row {
         // Numbers know how they are stored.
         let options = options(call.attributes, DType::F32);
         let [new, momentum] = oracle::forward(of, scale, stack(&value.shape), &options);
-        let all = [new.clone(), momentum, new];
+        let copy = new.iter().map(|p| p.stored()).collect();
+        let all = [new, momentum, copy];
         all.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
     }
 
