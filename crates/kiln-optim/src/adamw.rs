@@ -55,8 +55,8 @@ impl AdamWConfig {
 /// A parameter with its moments, zeros before its first step, and its gradient.
 pub(crate) fn moving<const D: usize>(member: Member<D>) -> (Moving<D>, Tensor<D>) {
     let Member { value, copy, grad, state } = member;
-    let state: [_; 2] = state.try_into().expect("two moments");
-    let [first, second] = state.map(|moment| moment.unwrap_or_else(|| value.zeros_like()));
+    let state = state.unwrap_or_else(|| vec![value.zeros_like(), value.zeros_like()]);
+    let [first, second] = state.try_into().expect("two moments");
     (Moving { value, first, second, copy }, grad)
 }
 

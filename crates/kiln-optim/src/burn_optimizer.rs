@@ -85,8 +85,8 @@ impl optim::Optimizer for Rule {
         let (device, dtype, names) = (tensor.device(), tensor.dtype(), self.state(D));
         let saved = state.filter(|state| state.kept.iter().map(|(name, _)| name).eq(names));
         let (steps, kept) = saved.map_or((0, vec![]), |state| (state.steps, state.kept));
-        let mut kept = kept.into_iter().map(|(_, kept)| kept.on(&device));
-        let state = names.iter().map(|_| kept.next()).collect();
+        let kept = kept.into_iter().map(|(_, kept)| kept.on(&device));
+        let state = (steps > 0).then(|| kept.collect());
         let steps = steps + 1;
         let pace = Pace { learning_rate: lr, step: steps, scale: None };
         let wide = match dtype {

@@ -1,6 +1,6 @@
 //! Which parameters move by which rule.
 
-use crate::rule::Rule;
+use crate::rule::{Pace, Rule};
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::Tensor;
 
@@ -20,6 +20,11 @@ impl<R: Into<Rule>> From<R> for Settings {
 }
 
 impl Settings {
+    /// When and how far parameters of the group move, of how far those move that are in none.
+    pub(crate) fn pace(&self, of: &Pace) -> Pace {
+        Pace { learning_rate: of.learning_rate * self.learning_rate_scale, ..of.clone() }
+    }
+
     /// The same with another multiple of the learning rate.
     pub fn with_learning_rate_scale(self, learning_rate_scale: f64) -> Self {
         Self { learning_rate_scale, ..self }

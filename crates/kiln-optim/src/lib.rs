@@ -32,6 +32,7 @@
 
 mod adamw;
 mod burn_optimizer;
+mod by_name;
 mod clip;
 mod groups;
 mod masters;

@@ -1,28 +1,13 @@
 //! Master weights: values in f32 of parameters that a module has in 16 bits.
 
+use crate::by_name::ByName;
 use crate::names::Names;
 use crate::rest::Rest;
 use burn::module::{ModuleMapper, Param};
-use burn::tensor::container::TensorContainer;
 use burn::tensor::{DType, Tensor};
 
-/// Values by the names of their parameters.
-#[derive(Default)]
-pub(crate) struct Masters(TensorContainer<String>);
-
-impl Masters {
-    pub(crate) fn take<const D: usize>(&mut self, parameter: &str) -> Option<Tensor<D>> {
-        self.0.remove(&parameter.to_string())
-    }
-
-    pub(crate) fn get<const D: usize>(&self, parameter: &str) -> Option<Tensor<D>> {
-        self.0.get(&parameter.to_string())
-    }
-
-    pub(crate) fn put<const D: usize>(&mut self, parameter: &str, value: Tensor<D>) {
-        self.0.register(parameter.to_string(), value);
-    }
-}
+/// A tensor of each.
+pub(crate) type Masters = ByName;
 
 /// Takes them out of a module, which gets them rounded.
 pub(crate) struct Lower<'a, F> {
@@ -51,7 +36,7 @@ impl<F: Fn(&str, usize) -> bool> ModuleMapper for Lower<'_, F> {
         drop(value);
         let (rest, value) = Rest::of(param, name);
         let rounded = value.clone().cast(self.dtype);
-        self.masters.put(&rest.name, value);
+        self.masters.put(rest.name.clone(), value);
         rest.with(rounded)
     }
 }
@@ -73,8 +58,8 @@ impl ModuleMapper for Raise<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let name = self.names.name();
-        match self.masters.get(&name) {
-            Some(master) => Rest::of(param, name).0.with(master),
+        match self.masters.get::<Tensor<D>>(&name) {
+            Some(master) => Rest::of(param, name).0.with(master.clone()),
             None => param,
         }
     }

@@ -67,10 +67,10 @@ impl MuonConfig {
         };
         let mut dtypes = Vec::with_capacity(batch.len());
         let (mut of, mut grads) = (vec![], vec![]);
-        for Member { value, copy, grad, mut state } in batch {
+        for Member { value, copy, grad, state } in batch {
             dtypes.push(value.dtype());
             let value = in_f32(value);
-            let momentum = state.pop().flatten().map(in_f32);
+            let momentum = state.and_then(|mut kept| kept.pop()).map(in_f32);
             let momentum = momentum.unwrap_or_else(|| value.zeros_like());
             of.push(MuonWeight { value, momentum, copy });
             grads.push(if grad.dtype() == DType::F64 { in_f32(grad) } else { grad });

@@ -4,6 +4,7 @@
 //! A batch is what a rule that works on many matrices at once wants, those of one group and one shape; or one
 //! parameter, which AdamW moves together with all others of its group.
 
+use crate::AdamWConfig;
 use crate::adamw;
 use crate::groups::{GroupIndex, Groups, Settings};
 use crate::masters::{Lower, Masters, Raise};
@@ -95,44 +96,30 @@ impl Optimizer {
         let scale = scale.map(|scale| scale.inner().cast(DType::F32));
         self.steps += 1;
         let names = Names::new(self.naming);
+        let pace = Pace { learning_rate, step: self.steps, scale };
         let mut gather = Gather {
             groups: &self.groups,
             state: &mut self.state,
             masters: &mut self.masters,
+            pace: &pace,
             grads,
             names,
+            by_adamw: vec![],
             batches: Batches::default(),
         };
         let module = module.map(&mut gather);
-        let batches = gather.batches.list;
-        let mut done =
-            Done { state: &mut self.state, masters: &mut self.masters, moved: HashMap::new() };
-        let mut by_adamw: Vec<Together> = vec![];
-        for (group, batch) in batches {
+        let Gather { by_adamw, batches, .. } = gather;
+        let count = by_adamw.iter().map(|of| of.rests.len()).sum::<usize>() + batches.list.len();
+        let moved = HashMap::with_capacity(count);
+        let mut done = Done { state: &mut self.state, masters: &mut self.masters, moved };
+        for (group, batch) in batches.list {
             let settings = self.groups.settings(group);
-            let learning_rate = learning_rate * settings.learning_rate_scale;
-            let pace = Pace { learning_rate, step: self.steps, scale: scale.clone() };
-            match settings.rule.adamw(batch.rank()) {
-                Some(config) if batch.is_f32() => {
-                    let place = (group, batch.device());
-                    let at =
-                        by_adamw.iter().position(|of| of.place == place).unwrap_or_else(|| {
-                            let of = config.batch(&pace);
-                            by_adamw.push(Together { place, of, rests: vec![] });
-                            by_adamw.len() - 1
-                        });
-                    let together = &mut by_adamw[at];
-                    together.rests.push(batch.join(&mut together.of));
-                }
-                _ => batch.step(settings, &pace, &mut done),
-            }
+            batch.step(settings, &settings.pace(&pace), &mut done);
         }
-        // All of a group at once, whatever their shapes.
-        for Together { place: (group, _), of, rests } in by_adamw {
-            let settings = self.groups.settings(group);
+        for Together { of, rests, .. } in by_adamw {
             let mut stepped = of.step();
             for rest in rests {
-                rest.part(&mut stepped, settings, &mut done);
+                rest.part(&mut stepped, &mut done);
             }
         }
         module.map(&mut PutBack { moved: done.moved })
@@ -174,14 +161,14 @@ impl Optimizer {
     }
 }
 
-/// Batches that AdamW moves at once: those of one group on one device.
+/// Parameters that AdamW moves at once, whatever their shapes: those of one group on one device.
 struct Together {
     place: (GroupIndex, Device),
     of: AdamWBatch,
     rests: Vec<Box<dyn AnyRest>>,
 }
 
-/// Parameters that were taken out of the module.
+/// The other parameters that were taken out of the module.
 #[derive(Default)]
 struct Batches {
     /// In the order in which the walk met them.
@@ -214,15 +201,16 @@ impl Batches {
 }
 
 impl<const D: usize> Rest<D> {
-    fn done(self, of: rule::Moved<D>, settings: &Settings, to: &mut Done) {
-        to.state.put(&self.name, settings.rule.state(D), of.state);
+    fn done(mut self, of: rule::Moved<D>, to: &mut Done) {
+        let name = std::mem::take(&mut self.name);
         let value = match of.copy {
             Some(copy) => {
-                to.masters.put(&self.name, of.value);
+                to.masters.put(name.clone(), of.value);
                 copy
             }
             None => of.value,
         };
+        to.state.put(name, of.state);
         to.moved.insert(self.id, Box::new(self.with(value)));
     }
 }
@@ -247,23 +235,7 @@ type Moved = HashMap<ParamId, Box<dyn Any>>;
 trait AnyBatch {
     fn as_any(&mut self) -> &mut dyn Any;
 
-    fn rank(&self) -> usize;
-
-    fn is_f32(&self) -> bool;
-
-    /// Of the first parameter.
-    fn device(&self) -> Device;
-
     fn step(self: Box<Self>, settings: &Settings, pace: &Pace, to: &mut Done);
-
-    /// Adds its parameters to those that AdamW moves at once; what they are beside stays.
-    fn join(self: Box<Self>, together: &mut AdamWBatch) -> Box<dyn AnyRest>;
-}
-
-/// What parameters are beside those that AdamW moves at once.
-trait AnyRest {
-    /// Takes them back.
-    fn part(self: Box<Self>, stepped: &mut AdamWMoved, settings: &Settings, to: &mut Done);
 }
 
 impl<const D: usize> AnyBatch for Batch<D> {
@@ -271,41 +243,25 @@ impl<const D: usize> AnyBatch for Batch<D> {
         self
     }
 
-    fn rank(&self) -> usize {
-        D
-    }
-
-    fn is_f32(&self) -> bool {
-        self.members.iter().all(|member| member.value.dtype() == DType::F32)
-    }
-
-    fn device(&self) -> Device {
-        self.members[0].value.device()
-    }
-
     fn step(self: Box<Self>, settings: &Settings, pace: &Pace, to: &mut Done) {
         let Self { members, rest } = *self;
         let moved = settings.rule.step(members, pace);
         for (moved, rest) in moved.into_iter().zip(rest) {
-            rest.done(moved, settings, to);
+            rest.done(moved, to);
         }
-    }
-
-    fn join(self: Box<Self>, together: &mut AdamWBatch) -> Box<dyn AnyRest> {
-        for member in self.members {
-            let (of, grad) = adamw::moving(member);
-            together.push(of, grad).unwrap_or_else(|error| panic!("{error}"));
-        }
-        Box::new(self.rest)
     }
 }
 
-impl<const D: usize> AnyRest for Vec<Rest<D>> {
-    fn part(self: Box<Self>, stepped: &mut AdamWMoved, settings: &Settings, to: &mut Done) {
-        for rest in *self {
-            let moved = stepped.take::<D>().expect("all that joined come back");
-            rest.done(adamw::moved(moved), settings, to);
-        }
+/// What a parameter that AdamW moves with others is beside its value.
+trait AnyRest {
+    /// Takes the next one that moved.
+    fn part(self: Box<Self>, stepped: &mut AdamWMoved, to: &mut Done);
+}
+
+impl<const D: usize> AnyRest for Rest<D> {
+    fn part(self: Box<Self>, stepped: &mut AdamWMoved, to: &mut Done) {
+        let moved = stepped.take::<D>().expect("all that joined come back");
+        self.done(adamw::moved(moved), to);
     }
 }
 
@@ -315,9 +271,30 @@ struct Gather<'a> {
     groups: &'a Groups,
     state: &'a mut State,
     masters: &'a mut Masters,
+    pace: &'a Pace,
     grads: GradientsParams,
     names: Names,
+    by_adamw: Vec<Together>,
     batches: Batches,
+}
+
+impl Gather<'_> {
+    /// Those that AdamW moves at once with a parameter of a group.
+    fn together(
+        &mut self,
+        group: GroupIndex,
+        config: &AdamWConfig,
+        device: &Device,
+    ) -> &mut Together {
+        let known = |of: &Together| of.place.0 == group && of.place.1 == *device;
+        let at = self.by_adamw.iter().position(known).unwrap_or_else(|| {
+            let of = config.batch(&self.groups.settings(group).pace(self.pace));
+            let place = (group, device.clone());
+            self.by_adamw.push(Together { place, of, rests: vec![] });
+            self.by_adamw.len() - 1
+        });
+        &mut self.by_adamw[at]
+    }
 }
 
 impl ModuleMapper for Gather<'_> {
@@ -335,18 +312,26 @@ impl ModuleMapper for Gather<'_> {
         };
         let name = self.names.name();
         let group = self.groups.of(&param.id, &name);
-        let rule = &self.groups.settings(group).rule;
-        let state = self.state.take(&name, rule.state(D));
-        let place = (group, rule.adamw(D).is_none());
-        let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        let id = param.id;
+        let groups = self.groups;
+        let rule = &groups.settings(group).rule;
+        let state = self.state.take(&name);
+        let (id, shape, device) = (param.id, param.lazy_shape(), param.lazy_device());
         let (rest, value) = Rest::of(param, name);
         let (value, copy) = match self.masters.take(&rest.name) {
             Some(master) => (master, Some(value)),
             None => (value, None),
         };
+        let own = value.dtype() != DType::F32;
         let member = Member { value, copy, grad, state };
-        self.batches.push(place, shape.clone(), member, rest);
+        match rule.adamw(D) {
+            Some(config) if !own => {
+                let (of, grad) = adamw::moving(member);
+                let together = self.together(group, config, &device);
+                together.of.push(of, grad).unwrap_or_else(|error| panic!("{error}"));
+                together.rests.push(Box::new(rest));
+            }
+            adamw => self.batches.push((group, adamw.is_none()), shape.clone(), member, rest),
+        }
         let taken = |_: &_, _| unreachable!("a parameter is put back before anybody looks at it");
         Param::uninitialized(id, taken, device, true, shape)
     }

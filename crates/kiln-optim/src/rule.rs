@@ -39,14 +39,13 @@ pub(crate) struct Pace {
     pub(crate) scale: Option<Tensor<1>>,
 }
 
-/// One parameter of a batch: its value, its gradient, and the state that the formula keeps, each `None`
-/// before its first step. A formula returns it without the gradient.
+/// One parameter of a batch: its value, its gradient, and the state that the formula keeps, `None` before its first step. A formula returns it without the gradient.
 pub(crate) struct Member<const D: usize> {
     pub(crate) value: Tensor<D>,
     /// What the module has of a value in f32: it rounded to 16 bits.
     pub(crate) copy: Option<Tensor<D>>,
     pub(crate) grad: Tensor<D>,
-    pub(crate) state: Vec<Option<Tensor<D>>>,
+    pub(crate) state: Option<Vec<Tensor<D>>>,
 }
 
 /// A parameter after its step.
@@ -101,8 +100,8 @@ fn together<const D: usize>(batch: Vec<Member<D>>, pace: &Pace) -> Vec<Moved<D>>
     let grads = batch.iter().map(|member| member.grad.clone());
     let mean = grads.reduce(|sum, grad| sum + grad).expect("no batch is empty") / count;
     let step = mean * pace.learning_rate;
-    let moved = batch.into_iter().map(|Member { value, copy, mut state, .. }| {
-        let steps = state.remove(0).unwrap_or_else(|| value.zeros_like());
+    let moved = batch.into_iter().map(|Member { value, copy, state, .. }| {
+        let steps = state.map_or_else(|| value.zeros_like(), |mut kept| kept.remove(0));
         let value = value - step.clone();
         let copy = copy.map(|copy| value.clone().cast(copy.dtype()));
         Moved { value, copy, state: vec![steps + 1.0] }

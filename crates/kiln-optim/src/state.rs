@@ -1,9 +1,9 @@
 //! What formulas keep of each parameter from step to step, by the name of the parameter: `<name>.first`.
 
+use crate::by_name::ByName;
 use crate::groups::Groups;
 use crate::names::Names;
 use burn::module::{ModuleVisitor, Param};
-use burn::tensor::container::TensorContainer;
 use burn::tensor::{DType, Tensor, TensorData};
 use std::collections::BTreeMap;
 
@@ -28,34 +28,23 @@ pub enum StateError {
     Unknown(String),
 }
 
-/// State tensors by the name of their parameter and what they are.
+/// What a formula keeps of each parameter, in the order of the names that it has for it.
 #[derive(Default)]
-pub(crate) struct State(TensorContainer<String>);
+pub(crate) struct State(ByName);
 
 fn key(parameter: &str, what: &str) -> String {
     format!("{parameter}.{what}")
 }
 
 impl State {
-    /// Takes the state of a parameter out.
-    pub(crate) fn take<const D: usize>(
-        &mut self,
-        parameter: &str,
-        what: &[&str],
-    ) -> Vec<Option<Tensor<D>>> {
-        what.iter().map(|what| self.0.remove::<Tensor<D>>(&key(parameter, what))).collect()
+    /// Takes the state of a parameter out; none before its first step.
+    pub(crate) fn take<const D: usize>(&mut self, parameter: &str) -> Option<Vec<Tensor<D>>> {
+        self.0.take(parameter)
     }
 
     /// Puts the state of a parameter in.
-    pub(crate) fn put<const D: usize>(
-        &mut self,
-        parameter: &str,
-        what: &[&str],
-        tensors: Vec<Tensor<D>>,
-    ) {
-        for (what, tensor) in what.iter().zip(tensors) {
-            self.0.register(key(parameter, what), tensor);
-        }
+    pub(crate) fn put<const D: usize>(&mut self, parameter: String, tensors: Vec<Tensor<D>>) {
+        self.0.put(parameter, tensors);
     }
 }
 
@@ -79,11 +68,9 @@ impl ModuleVisitor for Save<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let name = self.names.name();
         let settings = self.groups.settings(self.groups.of(&param.id, &name));
-        for what in settings.rule.state(D) {
-            let key = key(&name, what);
-            if let Some(tensor) = self.state.0.get::<Tensor<D>>(&key) {
-                self.saved.push((key, tensor.into_data()));
-            }
+        let Some(kept) = self.state.0.get::<Vec<Tensor<D>>>(&name) else { return };
+        for (what, tensor) in settings.rule.state(D).iter().zip(kept) {
+            self.saved.push((key(&name, what), tensor.to_data()));
         }
     }
 }
@@ -133,7 +120,7 @@ impl Load<'_> {
             Some(key) if !tensors.is_empty() => Err(StateError::Missing(key)),
             Some(_) => Ok(()),
             None => {
-                self.state.put(&name, what, tensors);
+                self.state.put(name, tensors);
                 Ok(())
             }
         }
