@@ -1,6 +1,6 @@
 """What stands between the last gradient and the next forward, in PyTorch: the global norm, clipping and a step of the
 optimizer, over the parameters that `cargo run --release --example optimizer_step -- cuda` has, in f32: the median of 9
-bursts of 10 steps, as there.
+bursts of 10 steps, on its own and behind other work, as there.
 
     python3 benches/peers/optimizer_step.py
 
@@ -17,6 +17,9 @@ import time
 import torch
 
 WIDTH = 768
+# Work before a burst, passes over so many numbers: the host is soon done with it.
+BUSY = 1 << 28
+PASSES = 400
 
 
 def parameters(layers, vocabulary):
@@ -41,6 +44,11 @@ def optimizers(kind, all):
     return [muon, torch.optim.AdamW([{"params": [embedding]}, plain], **options)]
 
 
+def spread(times):
+    """Middle, least and most."""
+    return [round(time, 3) for time in (statistics.median(times), min(times), max(times))]
+
+
 def main():
     parser = argparse.ArgumentParser(description="Times the norm of gradients and the optimizer's step in PyTorch.")
     parser.add_argument("kinds", nargs="*", default=["adamw", "muon"], help="adamw, muon")
@@ -54,18 +62,27 @@ def main():
         of = optimizers(kind, all)
         # Clipping scales gradients where they are: from the second step of a burst on their norm is 1, the work the same.
         whole = [p.grad.clone() for p in all]
-        times = []
-        for burst in range(args.bursts + 1):
+        numbers = torch.zeros(BUSY, device="cuda")
+
+        def burst(steps, passes):
             torch._foreach_copy_([p.grad for p in all], whole)
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            for _ in range(args.steps):
+            for _ in range(passes):
+                numbers.sum()
+            for _ in range(steps):
                 torch.nn.utils.clip_grad_norm_(all, 1.0)
                 for one in of:
                     one.step()
             torch.cuda.synchronize()
-            if burst > 0:
-                times.append(1e3 * (time.perf_counter() - begun) / args.steps)
+            return 1e3 * (time.perf_counter() - begun)
+
+        burst(1, PASSES)
+        alone, behind = [], []
+        for _ in range(args.bursts):
+            alone.append(burst(args.steps, 0) / args.steps)
+            work = burst(0, PASSES)
+            behind.append((burst(args.steps, PASSES) - work) / args.steps)
         print(
             json.dumps(
                 {
@@ -73,9 +90,8 @@ def main():
                     "torch": torch.__version__,
                     "optimizer": kind,
                     "parameters": sum(p.numel() for p in all),
-                    "step_ms": round(statistics.median(times), 3),
-                    "least_ms": round(min(times), 3),
-                    "most_ms": round(max(times), 3),
+                    "alone_ms": spread(alone),
+                    "behind_other_work_ms": spread(behind),
                 }
             ),
             flush=True,

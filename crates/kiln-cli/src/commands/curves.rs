@@ -4,6 +4,7 @@ use super::{expect_writable, is_same, write};
 use crate::stdout::print;
 use anyhow::bail;
 use comfy_table::{Table, presets};
+use kiln_lm::config;
 use kiln_lm::run::comparison::{self, Group};
 use kiln_lm::run::{Kind, Record, RunDir, metrics};
 use std::path::{Path, PathBuf};
@@ -22,9 +23,20 @@ pub struct Args {
     /// Title of the picture.
     #[arg(long, default_value = "Loss", requires = "svg")]
     title: String,
+    /// What the losses are drawn over: steps, or seconds of training at the speed of the run, without evaluations and what
+    /// a start compiles.
+    #[arg(long, default_value = "step", requires = "svg")]
+    over: Over,
     /// Prints the table as Markdown.
     #[arg(long)]
     markdown: bool,
+}
+
+/// What losses are drawn over.
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Over {
+    Step,
+    Time,
 }
 
 /// A run and the name that it goes under.
@@ -52,7 +64,8 @@ impl FromStr for Run {
 struct Named<'a> {
     name: &'a str,
     folders: Vec<&'a Path>,
-    records: Vec<Vec<Record>>,
+    /// With the length of a step in the picture.
+    records: Vec<(Vec<Record>, f64)>,
 }
 
 /// Prints the table, and draws the picture.
@@ -78,7 +91,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         if records.is_empty() {
             bail!("{} has no records yet", run.metrics().display());
         }
-        all[place].records.push(records);
+        let step = match args.over {
+            Over::Step => 1.0,
+            Over::Time => seconds(&run, &records)?,
+        };
+        all[place].records.push((records, step));
     }
     let mut table = Table::new();
     let style = match args.markdown {
@@ -89,14 +106,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     table.set_header(["name", "run", "steps", "lowest validation loss", "tokens/s"]);
     let mut groups = Vec::new();
     for &Named { name, ref folders, ref records } in &all {
-        let group = Group::new(name, records.iter().map(Vec::as_slice));
+        let group = Group::new(name, records.iter().map(|(of, step)| (of.as_slice(), *step)));
         // What parts cells in Markdown is no part of a name.
         let cell = |text: &str| match args.markdown {
             true => text.replace('|', "\\|"),
             false => text.to_string(),
         };
         let shown = cell(name);
-        for ((folder, records), lowest) in folders.iter().zip(records).zip(group.lowest()) {
+        for ((folder, (records, _)), lowest) in folders.iter().zip(records).zip(group.lowest()) {
             let steps = records.last().map_or(0, |record| record.step);
             let rate = number(tokens_per_second(records), 0);
             let folder = cell(&folder.display().to_string());
@@ -109,9 +126,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     print(table.trim_fmt());
     if let Some(svg) = &args.svg {
-        write(svg, &comparison::picture(&groups, &args.title)?)?;
+        let over = match args.over {
+            Over::Step => "step",
+            Over::Time => "seconds of training",
+        };
+        write(svg, &comparison::picture(&groups, &args.title, over)?)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Those of a step at the speed of the run.
+fn seconds(run: &RunDir, records: &[Record]) -> anyhow::Result<f64> {
+    let Some(rate) = tokens_per_second(records).filter(|rate| *rate > 0.0) else {
+        bail!("{} has no record of a speed, expected one for --over time", run.metrics().display());
+    };
+    let config = config::load(&run.config(), &[])?;
+    Ok(config.tokens_per_step() as f64 / rate)
 }
 
 /// The median over the records: the first ones compile kernels.

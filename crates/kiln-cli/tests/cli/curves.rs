@@ -8,7 +8,8 @@ use std::path::Path;
 fn run(place: &Path, folder: &str, lowest: f64) {
     let folder = place.join(folder);
     fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("config.toml"), "").unwrap();
+    let config = "[data]\nsources = [\"a\"]\n[model]\ncontext = 10\n[train]\nbatch_size = 6\n";
+    fs::write(folder.join("config.toml"), config).unwrap();
     let line = |step: u64, kind: &str, loss: f64| {
         format!(
             "{{\"step\":{step},\"kind\":\"{kind}\",\"loss\":{loss},\"tokens_per_second\":{step}}}\n"
@@ -55,6 +56,12 @@ fn runs_of_one_name_have_a_mean_and_a_colour() {
         svg.contains("plain, mean of lowest validation 1.625") && svg.contains("c=d, lowest"),
         "{svg}"
     );
+    assert!(svg.contains("step\n") && !svg.contains("seconds"), "{svg}");
+    // 60 tokens a step, 3 a second: the last step is at 100 seconds.
+    let over = ["curves", "plain=runs/a", "--over", "time", "--svg", "time.svg"];
+    assert_eq!(kiln(place, &over).0, 0);
+    let svg = fs::read_to_string(place.join("time.svg")).unwrap();
+    assert!(svg.contains("seconds of training\n") && svg.contains("100\n"), "{svg}");
 }
 
 #[test]
@@ -74,6 +81,8 @@ fn what_is_no_run_is_named() {
         (&["x=a", "--svg", "a/config.toml"], "a/config.toml of a run, expected another"),
         (&["a", "--svg", "."], "expected a file"),
         (&["a", "--title", "T"], "--svg"),
+        (&["a", "--over", "time"], "--svg"),
+        (&["a", "--svg", "x.svg", "--over", "years"], "possible values: step, time"),
         (&[], "[NAME=]FOLDER"),
     ] {
         let line = error(place, &[&["curves"], runs].concat());
@@ -87,6 +96,10 @@ fn what_is_no_run_is_named() {
     }
     let (status, out, _) = kiln(place, &["curves", "--markdown", "p|q=a"]);
     assert!(status == 0 && out.contains("| p\\|q"), "{out}");
+    let lone = "{\"step\":3,\"kind\":\"validation\",\"loss\":2.0}\n";
+    fs::write(place.join("a/metrics.jsonl"), lone).unwrap();
+    let line = error(place, &["curves", "a", "--svg", "x.svg", "--over", "time"]);
+    assert!(line.contains("metrics.jsonl has no record of a speed"), "{line}");
     fs::write(place.join("a/metrics.jsonl"), "").unwrap();
     let line = error(place, &["curves", "a"]);
     assert!(line.contains("metrics.jsonl has no records yet"), "{line}");

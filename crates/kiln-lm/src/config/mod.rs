@@ -304,6 +304,14 @@ pub struct TrainConfig {
     pub out: PathBuf,
 }
 
+impl Config {
+    /// Tokens of one optimizer step.
+    pub fn tokens_per_step(&self) -> usize {
+        let micro_batch = self.train.batch_size.saturating_mul(self.model.context);
+        micro_batch.saturating_mul(self.train.accumulation)
+    }
+}
+
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {

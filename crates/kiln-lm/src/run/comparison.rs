@@ -20,11 +20,11 @@ struct Losses {
 }
 
 impl Group {
-    /// Of the records of each run.
-    pub fn new<'a>(name: &str, runs: impl IntoIterator<Item = &'a [Record]>) -> Self {
-        let losses = |records: &[Record]| Losses {
-            training: Series::losses(records, Kind::Train).smoothed(),
-            validation: Series::losses(records, Kind::Validation),
+    /// Of the records of each run, and how far a step goes on the horizontal axis: 1, or the seconds that it takes.
+    pub fn new<'a>(name: &str, runs: impl IntoIterator<Item = (&'a [Record], f64)>) -> Self {
+        let losses = |(records, step): (&[Record], f64)| Losses {
+            training: Series::losses(records, Kind::Train).smoothed().over(step),
+            validation: Series::losses(records, Kind::Validation).over(step),
         };
         Self { name: plain(name), runs: runs.into_iter().map(losses).collect() }
     }
@@ -51,16 +51,22 @@ impl Group {
     }
 }
 
-/// An SVG of the smoothed training losses, thin, and the validation losses of all runs.
+/// An SVG of the smoothed training losses, thin, and the validation losses of all runs over what `over` says.
 ///
 /// There are six colours: a seventh group has the first one again. Losses that are not finite are gaps.
-pub fn picture(groups: &[Group], title: &str) -> Result<String, CurveError> {
+pub fn picture(groups: &[Group], title: &str, over: &str) -> Result<String, CurveError> {
     let mut svg = String::new();
-    render(groups, &plain(title), &mut svg).map_err(|error| CurveError::Plot(error.to_string()))?;
+    let drawn = render(groups, &plain(title), over, &mut svg);
+    drawn.map_err(|error| CurveError::Plot(error.to_string()))?;
     Ok(svg)
 }
 
-fn render(groups: &[Group], title: &str, svg: &mut String) -> Result<(), PlotError<'static>> {
+fn render(
+    groups: &[Group],
+    title: &str,
+    over: &str,
+    svg: &mut String,
+) -> Result<(), PlotError<'static>> {
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let colored = || groups.iter().zip(COLORS.into_iter().cycle());
     let legend: Vec<Entry> = colored().map(|(group, color)| group.entry(color)).collect();
@@ -68,7 +74,7 @@ fn render(groups: &[Group], title: &str, svg: &mut String) -> Result<(), PlotErr
     let losses = runs.flat_map(|run| [&run.training, &run.validation]);
     let points: Vec<Point> = losses.flat_map(Series::points).collect();
     let ranges = ranges(points.iter().copied(), std::iter::empty());
-    let mut chart = frame(&root, title, &legend, ranges)?;
+    let mut chart = frame(&root, title, &legend, over, ranges)?;
     for (group, color) in colored() {
         for run in &group.runs {
             line(&mut chart, &run.training, color.mix(0.45).stroke_width(2), false)?;
@@ -94,7 +100,7 @@ mod tests {
     }
 
     fn group(name: &str, runs: &[Vec<Record>]) -> Group {
-        Group::new(name, runs.iter().map(Vec::as_slice))
+        Group::new(name, runs.iter().map(|run| (run.as_slice(), 1.0)))
     }
 
     #[test]
@@ -102,7 +108,7 @@ mod tests {
         let groups = [group("plain", &[run(1.5), run(1.7)]), group("mhc", &[run(1.25)])];
         let lowest: Vec<_> = groups[0].lowest().collect();
         assert_eq!(lowest, [Some(1.5), Some(1.7)]);
-        let svg = picture(&groups, "two <runs>").expect("drawn");
+        let svg = picture(&groups, "two <runs>", "step").expect("drawn");
         for text in [
             "two &lt;runs&gt;\n",
             "plain, mean of lowest validation 1.600\n",
@@ -121,14 +127,14 @@ mod tests {
         let with_nothing = group("broken", &[run(1.5), vec![]]);
         assert_eq!((with_nothing.mean(), with_nothing.lowest().last()), (None, Some(None)));
         let lone = [Record::new(Kind::Train, 5).with("loss", 2.0)];
-        let svg = picture(&[Group::new("lone", [&lone[..]])], "").expect("drawn");
+        let svg = picture(&[Group::new("lone", [(&lone[..], 1.0)])], "", "step").expect("drawn");
         assert_eq!(svg.matches("<circle").count(), 1);
     }
 
     #[test]
     fn nothing_to_draw_is_said() {
         for groups in [&[group("empty", &[vec![]])][..], &[]] {
-            let svg = picture(groups, "").expect("drawn");
+            let svg = picture(groups, "", "step").expect("drawn");
             assert!(svg.contains("no loss was logged yet"), "{svg}");
         }
     }

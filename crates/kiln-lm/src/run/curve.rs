@@ -63,7 +63,7 @@ impl Picture {
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         let points = [&self.training, &self.validation].into_iter().flat_map(Series::points);
         let ranges = ranges(points, self.baseline.iter().map(|(_, loss)| *loss));
-        let mut chart = frame(&root, &self.title, &self.legend(), ranges)?;
+        let mut chart = frame(&root, &self.title, &self.legend(), "step", ranges)?;
         self.curves(&mut chart)?;
         if self.training.is_empty() && self.validation.is_empty() {
             nothing(&root)?;

@@ -51,11 +51,12 @@ pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// Title, legend and axes of an empty picture.
+/// Title, legend and axes of an empty picture; `over` is what stands on the horizontal one.
 pub(super) fn frame<'a, 'b>(
     root: &'a Area<'b>,
     title: &str,
     legend: &[Entry],
+    over: &str,
     (steps, losses): (Range<f64>, Range<f64>),
 ) -> Result<Chart<'a, 'b>, PlotError<'static>>
 where
@@ -88,7 +89,7 @@ where
         .y_label_formatter(&|loss| format!("{loss:.decimals$}"))
         .label_style(text(24, MUTED))
         .axis_desc_style(text(26, INK))
-        .x_desc("step")
+        .x_desc(over)
         .y_desc("loss (nats per token)")
         .draw()?;
     Ok(chart)

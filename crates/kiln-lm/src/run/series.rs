@@ -38,6 +38,13 @@ impl Series {
         Self { parts }
     }
 
+    /// The same curve with steps of this length.
+    pub(crate) fn over(self, length: f64) -> Self {
+        let point = |(step, loss): Point| (step * length, loss);
+        let part = |part: Vec<Point>| part.into_iter().map(point).collect();
+        Self { parts: self.parts.into_iter().map(part).collect() }
+    }
+
     /// The same curve, smoothed.
     pub(crate) fn smoothed(&self) -> Self {
         Self { parts: self.parts().map(smoothed).collect() }

@@ -164,13 +164,6 @@ impl Trainer {
         self.state.step
     }
 
-    /// Tokens of one optimizer step.
-    fn tokens_per_step(&self) -> usize {
-        let train = &self.config.train;
-        let micro_batch = train.batch_size.saturating_mul(self.config.model.context);
-        micro_batch.saturating_mul(train.accumulation)
-    }
-
     /// What the run begins with.
     fn start(&self) -> Start {
         let meta = &self.dataset.meta;
@@ -179,7 +172,7 @@ impl Trainer {
             vocab_size: meta.vocab_size,
             train_tokens: meta.train_tokens,
             validation_tokens: meta.validation_tokens,
-            tokens_per_step: self.tokens_per_step(),
+            tokens_per_step: self.config.tokens_per_step(),
             step: self.state.step,
             steps: self.config.train.steps as u64,
             unigram_loss: self.dataset.unigram_loss(),

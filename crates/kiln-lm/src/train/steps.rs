@@ -104,7 +104,7 @@ impl Trainer {
         let rate = self.learning_rate(self.state.step);
         self.pending.push(self.replica.step(&self.config, rate)?);
         self.state.step += 1;
-        self.state.tokens += self.tokens_per_step() as u64;
+        self.state.tokens += self.config.tokens_per_step() as u64;
         Ok(())
     }
 
@@ -147,7 +147,10 @@ impl Trainer {
             loss: self.state.last_loss.unwrap_or(f32::NAN),
             learning_rate: self.learning_rate(self.state.step.saturating_sub(1)),
             gradient_norm: self.gradient_norm,
-            tokens_per_second: per_second(steps as f64 * self.tokens_per_step() as f64, elapsed),
+            tokens_per_second: per_second(
+                steps as f64 * self.config.tokens_per_step() as f64,
+                elapsed,
+            ),
         })
     }
 
