@@ -8,7 +8,7 @@ use super::{MuonOptions, OP};
 use crate::autodiff::{List, MOST};
 use crate::device::Hardware;
 use crate::launch::{self, Rows};
-use crate::newton_schulz::kernel::{Matrices, iterate, parts, units};
+use crate::newton_schulz::kernel::{Matrices, parts, units};
 use crate::reduce::{self, RowUnits, Sums};
 use crate::tile::Family;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -314,8 +314,8 @@ impl Step<'_> {
         self.each(width, starts, chunks, width, |part, weights, kind| {
             self.momentum(part, weights, kind, [&updates, &sums]);
         });
-        let x = Matrices::new(updates).divided(sums, options.newton_schulz.coefficients);
-        let made = Rows::new(iterate(x, options.newton_schulz, family));
+        let made = Matrices::new(updates).iterated(sums, options.newton_schulz, family);
+        let made = Rows::new(made);
         let rate = options.rate(*rows, width) as f32;
         self.each(width, starts, chunks, made.stride, |part, weights, kind| {
             self.step(part, weights, kind, &made.tensor, rate);

@@ -1,5 +1,5 @@
 //! The steps through the products of [tile](crate::tile), and the kernels before them: the sums of the squares of each
-//! matrix, and the division by its norm.
+//! matrix, and one over its norm, by which the products of the first step multiply. Without a step the matrix is divided.
 
 use super::{Coefficients, NewtonSchulzOptions, OP};
 use crate::launch::{self, Rows};
@@ -9,6 +9,7 @@ use crate::tile::view::transposed;
 use crate::tile::{Alpha, Family, Product};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -108,6 +109,32 @@ fn normalise_kernel<E: Float, N: Size>(
     }
 }
 
+/// One over the norm of each matrix times `scale`, plus 1e-7, and the square of that.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn norms_kernel(
+    sums: &[f32],
+    inverse: &mut [f32],
+    squared: &mut [f32],
+    scale: f32,
+    parts: usize,
+    matrices: usize,
+    #[comptime] row: RowUnits,
+) {
+    let (matrix, unit) = (CUBE_POS, UNIT_POS_X as usize);
+    let mut sum = Array::<f32>::new(1usize);
+    sum[0] = 0.0f32;
+    if matrix < matrices && unit < parts {
+        sum[0] = sums[matrix * parts + unit];
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(row.shared()));
+    reduce::rows::<Sums<1>>(&mut sum, &mut shared, row);
+    if matrix < matrices && unit == 0 {
+        let one_over = 1.0f32 / (sum[0].sqrt() * scale + 1e-7f32);
+        inverse[matrix] = one_over;
+        squared[matrix] = one_over * one_over;
+    }
+}
+
 /// Matrices on the host: `[..., M, N]`, of so many vectors of `size` elements each.
 pub(crate) struct Matrices {
     rows: Rows,
@@ -174,8 +201,51 @@ impl Matrices {
         sums
     }
 
-    /// X₀, contiguous, of matrices whose squares add up to those of `sums`, `[matrices, parts]`.
-    pub(crate) fn divided(self, sums: CubeTensor, coefficients: Coefficients) -> CubeTensor {
+    /// X after the steps, where the squares of each matrix add up to its `sums`, `[matrices, parts]`.
+    pub(crate) fn iterated(
+        self,
+        sums: CubeTensor,
+        options: NewtonSchulzOptions,
+        family: Option<Family>,
+    ) -> CubeTensor {
+        if options.steps == 0 {
+            return self.divided(sums, options.coefficients);
+        }
+        let [inverse, squared] = self.norms(sums, options.coefficients);
+        let x = into_contiguous(self.rows.tensor);
+        iterate(x, [inverse, squared], options, family)
+    }
+
+    /// One over the norm of each, and the square of that: `[matrices]`.
+    fn norms(&self, sums: CubeTensor, coefficients: Coefficients) -> [CubeTensor; 2] {
+        let (row, count) = (self.plan().row, self.count());
+        let client = &sums.client;
+        let made = ["one over norms", "its squares"]
+            .map(|name| launch::scratch(&sums, OP, name, Shape::new([count]), DType::F32));
+        let address = launch::address_type(&[&sums]);
+        launch::plans::note("norms", &(&row, address), &[]);
+        let [inverse, squared] = made.clone().map(CubeTensor::into_buffer_arg);
+        // SAFETY: a unit keeps to sums of its matrix, which there is.
+        unsafe {
+            norms_kernel::launch_unchecked(
+                client,
+                launch::grid(client, count),
+                row.cube_dim(),
+                address,
+                sums.clone().into_buffer_arg(),
+                inverse,
+                squared,
+                coefficients.norm_scale() as f32,
+                sums.meta.shape()[1],
+                count,
+                row,
+            );
+        }
+        made
+    }
+
+    /// X₀, contiguous, of matrices whose squares add up to those of `sums`.
+    fn divided(self, sums: CubeTensor, coefficients: Coefficients) -> CubeTensor {
         let (plan, count) = (self.plan(), self.count());
         let parts = sums.meta.shape()[1];
         let g = &self.rows.tensor;
@@ -219,12 +289,13 @@ pub(super) fn newton_schulz(
 ) -> CubeTensor {
     let matrices = Matrices::new(g);
     let sums = matrices.squares();
-    iterate(matrices.divided(sums, options.coefficients), options, family)
+    matrices.iterated(sums, options, family)
 }
 
-/// The steps, from X₀ on.
-pub(crate) fn iterate(
+/// The steps, of what X₀ is with the factor `inverse`, whose square is `squared`.
+fn iterate(
     x: CubeTensor,
+    [inverse, squared]: [CubeTensor; 2],
     options: NewtonSchulzOptions,
     family: Option<Family>,
 ) -> CubeTensor {
@@ -235,15 +306,19 @@ pub(crate) fn iterate(
     let mut x = x;
     for step in 0..options.steps {
         let [a, b, c] = options.coefficients.of(step);
+        let scaled =
+            |by: &CubeTensor| Alpha { number: 1.0, scales: (step == 0).then(|| by.clone()) };
         let other = transposed(x.clone());
         let pair = if tall { (other, x.clone()) } else { (x.clone(), other) };
-        let gram = Product { symmetric: true, ..product(pair.0, pair.1) }.run();
+        let gram = product(pair.0, pair.1);
+        let gram = Product { symmetric: true, alpha: scaled(&squared), ..gram }.run();
         let square = product(gram.clone(), gram.clone());
         let square = Product { symmetric: true, alpha: Alpha::new(c), ..square };
         let polynomial = square.accumulate(gram, b).run();
         // Of the transpose it is (B·Xᵀ)ᵀ = X·B.
         let pair = if tall { (x.clone(), polynomial) } else { (polynomial, x.clone()) };
-        x = product(pair.0, pair.1).accumulate(x, a).run();
+        let moved = Product { alpha: scaled(&inverse), ..product(pair.0, pair.1) };
+        x = moved.accumulate(x, a).run();
     }
     x
 }

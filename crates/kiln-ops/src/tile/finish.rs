@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 pub(crate) struct Linear {
     /// Times alpha.
     pub(crate) scaled: bool,
-    /// Times a number on the device.
+    /// Times a number on the device, C too.
     pub(crate) device_scale: bool,
     /// Plus beta · C.
     pub(crate) add: bool,
@@ -58,11 +58,17 @@ impl Finish {
         alpha
     }
 
+    /// beta likewise.
+    pub(crate) fn beta(&self, scales: &[f32], product: usize, #[comptime] linear: Linear) -> f32 {
+        if comptime!(linear.device_scale) { self.beta * scales[product] } else { self.beta }
+    }
+
     /// alpha · x + beta · C of an element of the result.
     pub(crate) fn element<C: Float>(
         &self,
         x: f32,
         alpha: f32,
+        beta: f32,
         c: &[C],
         product: usize,
         row: usize,
@@ -75,7 +81,7 @@ impl Finish {
         }
         if comptime!(linear.add) {
             let at = product * self.batch + row * self.row + col * self.col;
-            x += self.beta * f32::cast_from(c[at]);
+            x += beta * f32::cast_from(c[at]);
         }
         x
     }

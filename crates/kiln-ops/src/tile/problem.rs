@@ -59,7 +59,8 @@ impl Triangles {
     }
 }
 
-/// alpha: the same for every product, or times a number for each of them that stands on the device.
+/// alpha: the same for every product, or times a number for each of them that stands on the device; that one multiplies
+/// beta too.
 #[derive(Clone)]
 pub(crate) struct Alpha {
     pub(crate) number: f64,

@@ -53,10 +53,12 @@ fn add_up_kernel<C: Float, O: Float, V: Size>(
             sum += parts[base + split * matrix];
         }
         let alpha = finish.alpha(scales, batch, linear);
+        let beta = finish.beta(scales, batch, linear);
         #[unroll]
         for i in 0..V::value() {
             let col = col * V::value() + i;
-            sum.insert(i, finish.element::<C>(sum.extract(i), alpha, add, batch, row, col, linear));
+            let x = sum.extract(i);
+            sum.insert(i, finish.element::<C>(x, alpha, beta, add, batch, row, col, linear));
         }
         out[line * out_pitch + col] = Vector::cast_from(sum);
     }

@@ -99,9 +99,16 @@ fn a_scale_for_each_matrix_of_a_batch() {
             let device_scales = upload(&like, Shape::new([batches]), DType::F32, &scales);
             let alpha = Alpha { number: 2.0, scales: Some(device_scales) };
             let family_name = family.name();
-            let product = Product::new("test", a, b, DType::F32);
-            let y = Product { alpha, symmetric, family: Some(family), ..product }.run();
-            let found = numbers(y);
+            let product = || Product {
+                alpha: alpha.clone(),
+                symmetric,
+                family: Some(family),
+                ..Product::new("test", a.clone(), b.clone(), DType::F32)
+            };
+            // The scale multiplies what is added too. Of a symmetric result that is symmetric.
+            let one = upload(&like, Shape::new([1, 1, 1]), DType::F32, &[3.0]);
+            let added = numbers(product().accumulate(one, 4.0).run());
+            let found = numbers(product().run());
             for z in 0..batches {
                 for i in 0..m {
                     for j in 0..n {
@@ -110,7 +117,9 @@ fn a_scale_for_each_matrix_of_a_batch() {
                         // Whole numbers: exact whatever the order.
                         let at = (z * m + i) * n + j;
                         let expected = 2.0 * scales[z] * sum;
-                        assert_eq!(found[at], expected, "{dtype:?} {family_name} {z} {i} {j}");
+                        let what = format!("{dtype:?} {family_name} {z} {i} {j}");
+                        assert_eq!(found[at], expected, "{what}");
+                        assert_eq!(added[at], expected + 12.0 * scales[z], "{what}");
                     }
                 }
             }

@@ -27,6 +27,7 @@ pub(crate) fn add_matrix<C: Float, N: Size>(
     sums: Vector<f32, N>,
     c: &[C],
     finish: &Finish,
+    beta: f32,
     batch: u32,
     row: u32,
     col: u32,
@@ -44,7 +45,7 @@ pub(crate) fn add_matrix<C: Float, N: Size>(
         if row < m && col < n {
             let more = c[base + row as usize * finish.row + col as usize * finish.col];
             let mut changed = added[0];
-            changed.insert(i, changed.extract(i) + finish.beta * f32::cast_from(more));
+            changed.insert(i, changed.extract(i) + beta * f32::cast_from(more));
             added[0] = changed;
         }
     }

@@ -281,6 +281,7 @@ fn store<C: Float, O: Float, NO: Size>(
     let (ty, tx) = (UNIT_POS as usize / across, UNIT_POS as usize % across);
     let batch = stack / sizes.splits;
     let alpha = finish.alpha(scales, batch, linear);
+    let beta = finish.beta(scales, batch, linear);
     let out_base = stack * sizes.m * sizes.n;
     let width = NO::value();
     #[unroll]
@@ -294,8 +295,9 @@ fn store<C: Float, O: Float, NO: Size>(
                 #[unroll]
                 for v in 0..width {
                     let sum = sums[comptime!(i * tile.unit_n + group * width + v)];
-                    let mut x = finish.element::<C>(sum, alpha, add, batch, row, col + v, linear);
-                    if comptime!(product.triangles.out_lower) && col + v > row {
+                    let col = col + v;
+                    let mut x = finish.element::<C>(sum, alpha, beta, add, batch, row, col, linear);
+                    if comptime!(product.triangles.out_lower) && col > row {
                         x = 0.0f32;
                     }
                     value.insert(v, O::cast_from(x));

@@ -400,6 +400,7 @@ fn store<C: Float, O: Float>(
             x = finish.element::<C>(
                 x,
                 finish.alpha,
+                finish.beta,
                 add,
                 job.batch as usize,
                 row,

@@ -337,7 +337,8 @@ fn store<C: Float, O: Float>(
             for other in 0..comptime!(UNITS / across) {
                 x += block[from + other * comptime!(if along_k { 1 } else { LANES })];
             }
-            x = finish.element::<C>(x, finish.alpha, add, job.batch, row, col, product.linear);
+            let (alpha, beta) = (finish.alpha, finish.beta);
+            x = finish.element::<C>(x, alpha, beta, add, job.batch, row, col, product.linear);
             let at = job.out * places.batch + row * places.row + col * places.col;
             out[at] = O::cast_from(x);
         }

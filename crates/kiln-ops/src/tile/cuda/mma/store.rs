@@ -26,6 +26,7 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
     let row0 = tile.row * comptime!(ROWS as u32) + lanes.row;
     let col0 = tile.col * comptime!(product.n as u32) + lanes.col;
     let alpha = finish.alpha(scales, tile.out as usize, product.linear);
+    let beta = finish.beta(scales, tile.out as usize, product.linear);
     #[unroll]
     for i in 0..4usize {
         #[unroll]
@@ -37,8 +38,8 @@ pub(super) fn store<C: Float, O: Float, V: Size>(
                 let row = row0 + comptime!(16 * i as u32 + offset(first).0);
                 let col = col0 + comptime!(8 * j as u32 + offset(first).1);
                 store_neighbours::<C, O, V>(
-                    fragment, out, add, finish, grid, pitch, alpha, tile.out, row, col, first,
-                    product,
+                    fragment, out, add, finish, grid, pitch, alpha, beta, tile.out, row, col,
+                    first, product,
                 );
             }
         }
@@ -55,6 +56,7 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
     grid: &TileGrid,
     pitch: usize,
     alpha: f32,
+    beta: f32,
     matrix: u32,
     row: u32,
     col: u32,
@@ -74,6 +76,7 @@ fn store_neighbours<C: Float, O: Float, V: Size>(
             let mut x = finish.element::<C>(
                 sum,
                 alpha,
+                beta,
                 add,
                 matrix as usize,
                 row as usize,

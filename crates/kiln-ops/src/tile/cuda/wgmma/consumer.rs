@@ -89,10 +89,11 @@ pub(super) fn consume<C: Float, Ep: Epilogue>(
             if comptime!(linear.scaled) {
                 sums[0] *= Vector::new(finish.alpha(scales, tile.out as usize, linear));
             }
+            let beta = finish.beta(scales, tile.out as usize, linear);
             if comptime!(product.store.loaded) {
-                sums[0] = add_loaded::<Sums>(sums[0], &me, buffers, &mut state, finish, product);
+                sums[0] = add_loaded::<Sums>(sums[0], &me, buffers, &mut state, beta, product);
             }
-            sums[0] = finished::<C, Sums>(sums[0], &me, add, finish, grid, &tile, product);
+            sums[0] = finished::<C, Sums>(sums[0], &me, add, finish, beta, grid, &tile, product);
             store::<Sums, Ep>(sums[0], &me, &places, results, &tile, product);
         }
         round += 1;
@@ -175,7 +176,7 @@ fn add_loaded<N: Size>(
     me: &Warpgroup,
     buffers: &Buffers,
     state: &mut PipelineState,
-    finish: &Finish,
+    beta: f32,
     #[comptime] product: WgmmaProduct,
 ) -> Vector<f32, N> {
     let stages = comptime!(product.stages());
@@ -193,7 +194,7 @@ fn add_loaded<N: Size>(
     let places = chunk_addresses(buffers.b + mine * stages.b_bytes(), me.unit, stored);
     #[unroll]
     for chunk in 0..comptime!(product.tile.n / 64) {
-        added[0] = add_chunk::<N>(added[0], &places, finish.beta, chunk, product.float);
+        added[0] = add_chunk::<N>(added[0], &places, beta, chunk, product.float);
     }
     sync_units(me.number + 1, 128u32);
     if me.unit == 0u32 {
@@ -213,6 +214,7 @@ fn finished<C: Float, N: Size>(
     me: &Warpgroup,
     add: &[C],
     finish: &Finish,
+    beta: f32,
     grid: &TileGrid,
     tile: &WorkTile,
     #[comptime] product: WgmmaProduct,
@@ -226,7 +228,7 @@ fn finished<C: Float, N: Size>(
     if comptime!(linear.add && !product.store.loaded) {
         let count = comptime!(product.op().sums());
         let (m, n) = (grid.m, grid.n);
-        done[0] = add_matrix::<C, N>(done[0], add, finish, tile.out, row, col, m, n, count);
+        done[0] = add_matrix::<C, N>(done[0], add, finish, beta, tile.out, row, col, m, n, count);
     }
     if comptime!(product.scheduler.triangles.out_lower) {
         done[0] = zero_above::<N>(done[0], row, col);

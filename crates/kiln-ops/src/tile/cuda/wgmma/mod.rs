@@ -145,7 +145,7 @@ fn store(problem: &Problem, plan: &Plan, dual: Dual, in_place: bool, dtype: DTyp
     // What stands where the result goes is added on the way there, once: no second reader.
     let transposed = problem.transposed;
     let straight = !problem.symmetric && !transposed;
-    let once = in_place && problem.beta() == 1.0 && straight;
+    let once = in_place && problem.beta() == 1.0 && problem.alpha.scales.is_none() && straight;
     let accumulate = linear.add && once && dtype == DType::F32;
     linear.add &= !accumulate;
     // Rows that TMA can read, a matrix for each product; a cube that makes whole tiles reads them.
