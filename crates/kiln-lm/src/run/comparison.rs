@@ -51,7 +51,8 @@ impl Group {
     }
 }
 
-/// An SVG of the smoothed training losses, thin, and the validation losses of all runs over what `over` says.
+/// An SVG of the smoothed training losses, thin, and the validation losses of all runs over what `over` says. Its top is
+/// the highest validation loss, if there is one: training begins far above the losses that tell runs apart.
 ///
 /// There are six colours: a seventh group has the first one again. Losses that are not finite are gaps.
 pub fn picture(groups: &[Group], title: &str, over: &str) -> Result<String, CurveError> {
@@ -70,14 +71,18 @@ fn render(
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let colored = || groups.iter().zip(COLORS.into_iter().cycle());
     let legend: Vec<Entry> = colored().map(|(group, color)| group.entry(color)).collect();
-    let runs = groups.iter().flat_map(|group| &group.runs);
-    let losses = runs.flat_map(|run| [&run.training, &run.validation]);
+    let runs = || groups.iter().flat_map(|group| &group.runs);
+    let validation = runs().flat_map(|run| run.validation.points());
+    let top = validation.map(|(_, loss)| loss).reduce(f64::max).unwrap_or(f64::INFINITY);
+    let training: Vec<Series> = runs().map(|run| run.training.up_to(top)).collect();
+    let losses = runs().map(|run| &run.validation).chain(&training);
     let points: Vec<Point> = losses.flat_map(Series::points).collect();
     let ranges = ranges(points.iter().copied(), std::iter::empty());
     let mut chart = frame(&root, title, &legend, over, ranges)?;
+    let mut training = training.iter();
     for (group, color) in colored() {
-        for run in &group.runs {
-            line(&mut chart, &run.training, color.mix(0.45).stroke_width(2), false)?;
+        for (run, training) in group.runs.iter().zip(training.by_ref()) {
+            line(&mut chart, training, color.mix(0.45).stroke_width(2), false)?;
             line(&mut chart, &run.validation, color.stroke_width(3), true)?;
         }
     }
@@ -94,7 +99,7 @@ mod tests {
     fn run(lowest: f64) -> Vec<Record> {
         let loss = |kind, step, loss| Record::new(kind, step).with("loss", loss);
         let mut records: Vec<Record> =
-            (0..100).map(|i| loss(Kind::Train, i, 4.0 - 0.01 * i as f64)).collect();
+            (0..100).map(|i| loss(Kind::Train, i, 4.0 - 0.03 * i as f64)).collect();
         records.extend([50, 70, 99].map(|i| loss(Kind::Validation, i, lowest + (i % 7) as f64)));
         records
     }

@@ -45,6 +45,14 @@ impl Series {
         Self { parts: self.parts.into_iter().map(part).collect() }
     }
 
+    /// The same curve without losses above `top`.
+    pub(crate) fn up_to(&self, top: f64) -> Self {
+        let shown =
+            |part: &[Point]| part.iter().copied().filter(|(_, loss)| *loss <= top).collect();
+        let parts = self.parts().map(shown).filter(|part: &Vec<Point>| !part.is_empty());
+        Self { parts: parts.collect() }
+    }
+
     /// The same curve, smoothed.
     pub(crate) fn smoothed(&self) -> Self {
         Self { parts: self.parts().map(smoothed).collect() }
@@ -136,6 +144,8 @@ mod tests {
         assert_eq!(series.parts, [vec![(1.0, 3.0), (2.0, 2.0)], vec![(5.0, 1.0)]]);
         assert_eq!((series.len(), series.last()), (3, Some((5.0, 1.0))));
         assert_eq!(series.lowest(), Some((5.0, 1.0)));
+        let low = series.up_to(2.0).over(3.0);
+        assert_eq!(low.parts, [vec![(6.0, 2.0)], vec![(15.0, 1.0)]]);
         assert!(Series::losses(&[], Kind::Train).is_empty());
     }
 

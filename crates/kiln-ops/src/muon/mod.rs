@@ -11,8 +11,8 @@
 //!
 //! Source: Jordan et al., Muon, 2024.
 //!
-//! Beside the products of the iteration an element moves 14 bytes for u (g and m in, m and u out, u in bf16), 4 to divide
-//! it by its norm and 10 for p, 12 with p rounded.
+//! Beside the products of the iteration an element moves 14 bytes for u (g and m in, m and u out, u in bf16) and 10 for p,
+//! 12 with p rounded.
 
 #[cfg(feature = "cube")]
 pub mod backend;
