@@ -70,7 +70,9 @@ fn agrees_with_the_oracle() {
                     poison(shape[0] * shape[1], DType::F32, &device);
                     let step =
                         |of| found(&adamw(of, tensors[1].clone(), scale.clone(), OPTIONS).unwrap());
-                    let moved = step(moving(&tensors));
+                    let of = moving(&tensors);
+                    let copy = of.copy.clone();
+                    let moved = step(of);
                     let expected =
                         oracle::forward(held.each_ref().map(|of| &of[..]), factor, OPTIONS);
                     for ((moved, expected), name) in
@@ -83,6 +85,7 @@ fn agrees_with_the_oracle() {
                     for (tensor, held) in tensors.iter().zip(&held) {
                         assert_eq!(&values(tensor), held);
                     }
+                    assert!(copy.iter().flat_map(values).all(|x| x == 0.0));
                     // Now nobody does.
                     let [value, grad, first, second] = tensors;
                     let copy = copy_like(&grad);
@@ -253,7 +256,7 @@ fn views_move_together() {
             let (wide, _) = given([5, 512], DType::F32, 20 + seed, &device);
             let of = wide.map(|of| of.narrow(1, 256, 256 - 32 * seed as usize));
             expected.push(found(&adamw(moving(&of), of[1].clone(), None, OPTIONS).unwrap()));
-            // A copy of its own, at a place where no vectors begin.
+            // A copy of its own, where a view that stays one would begin at no vector.
             let copy =
                 dtypes(&device).into_iter().find(|dtype| *dtype != DType::F32).map(|dtype| {
                     let shape = of[0].dims();

@@ -157,14 +157,22 @@ fn a_tied_table_gathers_both_gradients() {
                     assert_eq!(values(&y), oracle::forward(&held, width, &tokens), "{what}");
                     assert_eq!(values(&table), held, "{what}");
                     let mut pulled = vec![];
+                    // Its gradient is the table's too: one tensor.
+                    let other = weight.clone().inner().autodiff().require_grad();
                     if of_table {
-                        pulled.push(pull(table.clone(), &dtable.clone().autodiff()));
+                        let both = table.clone() + other.clone();
+                        pulled.push(pull(both, &dtable.clone().autodiff()));
                     }
                     if of_rows {
                         pulled.push(pull(y, &dy.clone().autodiff()));
                     }
                     let loss = pulled.into_iter().reduce(|sum, of| sum + of).unwrap();
-                    let gradient = values(&weight.grad(&loss.backward()).unwrap());
+                    let grads = loss.backward();
+                    if of_table {
+                        assert_eq!(values(&other.grad(&grads).unwrap()), held_dtable, "{what}");
+                    }
+                    drop(other);
+                    let gradient = values(&weight.grad(&grads).unwrap());
                     let expected: Vec<f64> = match (of_rows, of_table) {
                         (true, true) => expected.clone(),
                         (true, false) => oracle::backward(rows, width, &tokens, &held_dy),

@@ -162,7 +162,8 @@ fn many_move_as_each_alone() {
         let expected: Vec<_> = moved.iter().map(found).collect();
         let (mut given_away, mut grads) = (vec![], vec![]);
         for [value, grad, momentum] in all {
-            given_away.push(MuonWeight { value, momentum, copy: None });
+            let copy = weight(&[value.clone(), grad.clone(), momentum.clone()]).copy;
+            given_away.push(MuonWeight { value, momentum, copy });
             grads.push(grad);
         }
         let (again, plans) = kiln_ops::launch::plans::listen(|| {

@@ -24,6 +24,9 @@ pub struct AdamWConfig {
 }
 
 impl AdamWConfig {
+    /// What is kept of a parameter: names in checkpoints.
+    pub(crate) const STATE: &'static [&'static str] = &["first", "second"];
+
     /// An optimizer that moves all parameters by AdamW and has taken no step.
     pub fn init(&self) -> Optimizer {
         Optimizer::new(Settings::from(self.clone()))

@@ -1,8 +1,8 @@
 //! One step of all parameters of a module: they are taken out of it, put into batches, moved batch by batch
 //! by the rule of their group, and put back.
 //!
-//! A batch is what a rule that works on many matrices at once wants, those of one group and one shape; or one
-//! parameter, which AdamW moves together with all others of its group.
+//! AdamW moves all parameters of a group together. A batch is what a rule wants that works on matrices of one shape, those
+//! of one group; or one parameter that AdamW moves in its own element type.
 
 use crate::AdamWConfig;
 use crate::adamw;
@@ -60,15 +60,26 @@ impl Optimizer {
     /// forward casts them. The optimizer keeps their values in f32, moves those, and rounds them into the module as it
     /// does: they are the master weights of mixed precision.
     ///
-    /// Only parameters in f32 that require a gradient become such. Save them with [`with_masters`](Self::with_masters).
+    /// Only parameters in f32 that require a gradient become such; `dtype` f32 changes nothing. Save them with
+    /// [`with_masters`](Self::with_masters). What somebody else writes into such a parameter in 16 bits is gone after the next
+    /// step; a value in f32 takes the place of the master.
     ///
     /// Source: Micikevicius et al., Mixed Precision Training, 2018 (arXiv 1710.03740).
+    ///
+    /// # Panics
+    ///
+    /// If `dtype` is none of f32, bf16 and f16.
     pub fn keep_masters<M: Module>(
         &mut self,
         module: M,
         dtype: DType,
         which: impl Fn(&str, usize) -> bool,
     ) -> M {
+        let known = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+        assert!(known, "dtype = {dtype:?}, expected F32, BF16 or F16");
+        if dtype == DType::F32 {
+            return module;
+        }
         let (names, masters) = (Names::new(self.naming), &mut self.masters);
         module.map(&mut Lower { names, masters, dtype, which })
     }
@@ -201,7 +212,8 @@ impl Batches {
 }
 
 impl<const D: usize> Rest<D> {
-    fn done(mut self, of: rule::Moved<D>, to: &mut Done) {
+    /// `what` are the names of the state.
+    fn done(mut self, of: rule::Moved<D>, what: &'static [&'static str], to: &mut Done) {
         let name = std::mem::take(&mut self.name);
         let value = match of.copy {
             Some(copy) => {
@@ -210,7 +222,7 @@ impl<const D: usize> Rest<D> {
             }
             None => of.value,
         };
-        to.state.put(name, of.state);
+        to.state.put(name, what, of.state);
         to.moved.insert(self.id, Box::new(self.with(value)));
     }
 }
@@ -247,7 +259,7 @@ impl<const D: usize> AnyBatch for Batch<D> {
         let Self { members, rest } = *self;
         let moved = settings.rule.step(members, pace);
         for (moved, rest) in moved.into_iter().zip(rest) {
-            rest.done(moved, to);
+            rest.done(moved, settings.rule.state(D), to);
         }
     }
 }
@@ -261,7 +273,7 @@ trait AnyRest {
 impl<const D: usize> AnyRest for Rest<D> {
     fn part(self: Box<Self>, stepped: &mut AdamWMoved, to: &mut Done) {
         let moved = stepped.take::<D>().expect("all that joined come back");
-        self.done(adamw::moved(moved), to);
+        self.done(adamw::moved(moved), AdamWConfig::STATE, to);
     }
 }
 
@@ -314,12 +326,13 @@ impl ModuleMapper for Gather<'_> {
         let group = self.groups.of(&param.id, &name);
         let groups = self.groups;
         let rule = &groups.settings(group).rule;
-        let state = self.state.take(&name);
+        let state = self.state.take(&name, rule.state(D));
         let (id, shape, device) = (param.id, param.lazy_shape(), param.lazy_device());
         let (rest, value) = Rest::of(param, name);
+        // One in f32 is not what the optimizer rounded: somebody put it there, and it counts.
         let (value, copy) = match self.masters.take(&rest.name) {
-            Some(master) => (master, Some(value)),
-            None => (value, None),
+            Some(master) if value.dtype() != DType::F32 => (master, Some(value)),
+            _ => (value, None),
         };
         let own = value.dtype() != DType::F32;
         let member = Member { value, copy, grad, state };

@@ -39,7 +39,8 @@ pub(crate) struct Pace {
     pub(crate) scale: Option<Tensor<1>>,
 }
 
-/// One parameter of a batch: its value, its gradient, and the state that the formula keeps, `None` before its first step. A formula returns it without the gradient.
+/// One parameter of a batch: its value, its gradient, and the state that the formula keeps, `None` before its first step.
+/// A formula returns it without the gradient.
 pub(crate) struct Member<const D: usize> {
     pub(crate) value: Tensor<D>,
     /// What the module has of a value in f32: it rounded to 16 bits.
@@ -64,7 +65,7 @@ impl Rule {
     pub(crate) fn state(&self, rank: usize) -> &'static [&'static str] {
         match self {
             Self::Muon(_) if rank >= 2 => &["momentum"],
-            Self::AdamW(_) | Self::Muon(_) => &["first", "second"],
+            Self::AdamW(_) | Self::Muon(_) => AdamWConfig::STATE,
             #[cfg(test)]
             Self::Together => &["steps"],
         }

@@ -36,15 +36,28 @@ fn key(parameter: &str, what: &str) -> String {
     format!("{parameter}.{what}")
 }
 
+/// What is kept of a parameter, and its names.
+type Kept<const D: usize> = (&'static [&'static str], Vec<Tensor<D>>);
+
 impl State {
-    /// Takes the state of a parameter out; none before its first step.
-    pub(crate) fn take<const D: usize>(&mut self, parameter: &str) -> Option<Vec<Tensor<D>>> {
-        self.0.take(parameter)
+    /// Takes the state of a parameter out; none before its first step, or if it was of a rule that keeps something else.
+    pub(crate) fn take<const D: usize>(
+        &mut self,
+        parameter: &str,
+        what: &[&str],
+    ) -> Option<Vec<Tensor<D>>> {
+        let (kept, tensors) = self.0.take::<Kept<D>>(parameter)?;
+        (kept == what).then_some(tensors)
     }
 
     /// Puts the state of a parameter in.
-    pub(crate) fn put<const D: usize>(&mut self, parameter: String, tensors: Vec<Tensor<D>>) {
-        self.0.put(parameter, tensors);
+    pub(crate) fn put<const D: usize>(
+        &mut self,
+        parameter: String,
+        what: &'static [&'static str],
+        tensors: Vec<Tensor<D>>,
+    ) {
+        self.0.put::<Kept<D>>(parameter, (what, tensors));
     }
 }
 
@@ -68,8 +81,11 @@ impl ModuleVisitor for Save<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let name = self.names.name();
         let settings = self.groups.settings(self.groups.of(&param.id, &name));
-        let Some(kept) = self.state.0.get::<Vec<Tensor<D>>>(&name) else { return };
-        for (what, tensor) in settings.rule.state(D).iter().zip(kept) {
+        let kept = self.state.0.get::<Kept<D>>(&name);
+        let Some((what, kept)) = kept.filter(|(what, _)| *what == settings.rule.state(D)) else {
+            return;
+        };
+        for (what, tensor) in what.iter().zip(kept) {
             self.saved.push((key(&name, what), tensor.to_data()));
         }
     }
@@ -120,7 +136,7 @@ impl Load<'_> {
             Some(key) if !tensors.is_empty() => Err(StateError::Missing(key)),
             Some(_) => Ok(()),
             None => {
-                self.state.put(name, tensors);
+                self.state.put(name, what, tensors);
                 Ok(())
             }
         }

@@ -17,8 +17,8 @@ const SCALE: usize = 4;
 const SPEC: Spec = Spec {
     name: "adamw",
     formula: "m = beta1·first + (1 - beta1)·s·grad, v = beta2·second + (1 - beta2)·(s·grad)², value·(1 - \
-              learning_rate·weight_decay) - learning_rate·m/(1 - beta1^step) / (√(v/(1 - beta2^step)) + eps); s is scale; new_copy is new_value in the element \
-              type of grad",
+              learning_rate·weight_decay) - learning_rate·m/(1 - beta1^step) / (√(v/(1 - beta2^step)) + eps); s is scale; \
+              new_copy is new_value in the element type of grad",
     inputs: &[
         InputSpec {
             name: "value",
@@ -94,7 +94,8 @@ impl Operator for Row {
     fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
         let (value, grad) = (call.rows(0), call.rows(1));
         let dtype = grad.dtype();
-        let copy = (dtype != DType::F32).then(|| value.zeros_like().cast(dtype));
+        let empty = || Tensor::empty(value.dims(), (&value.device(), dtype));
+        let copy = (dtype != DType::F32).then(empty);
         let of = Moving { value, first: call.rows(2), second: call.rows(3), copy };
         let missing = call.inputs[SCALE].shape().contains(&0);
         let scale = (!missing).then(|| call.float(SCALE));

@@ -106,7 +106,8 @@ impl Operator for Row {
         let scale = (!missing).then(|| call.float(SCALE));
         let options = options(call.attributes, grad.dtype());
         let dtype = grad.dtype();
-        let copy = (dtype != DType::F32).then(|| value.zeros_like().cast(dtype));
+        let empty = || Tensor::empty(value.dims(), (&value.device(), dtype));
+        let copy = (dtype != DType::F32).then(empty);
         let of = MuonWeight { value, momentum, copy };
         let one = |MuonWeight { value, momentum, copy }: MuonWeight<3>| {
             let copy = copy.unwrap_or_else(|| value.clone());

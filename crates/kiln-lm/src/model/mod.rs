@@ -57,7 +57,7 @@ pub trait LanguageModel: Module {
     fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1>;
 
     /// Whether the parameter of this name and rank is read in the element type of the activations alone, so that it
-    /// may be held in it.
+    /// may be held in it. The optimizer has its value then, and overwrites what [`after_step`](Self::after_step) makes of it.
     fn in_activations(name: &str, rank: usize) -> bool {
         let _ = (name, rank);
         false

@@ -47,10 +47,8 @@ impl Series {
 
     /// The same curve without losses above `top`.
     pub(crate) fn up_to(&self, top: f64) -> Self {
-        let shown =
-            |part: &[Point]| part.iter().copied().filter(|(_, loss)| *loss <= top).collect();
-        let parts = self.parts().map(shown).filter(|part: &Vec<Point>| !part.is_empty());
-        Self { parts: parts.collect() }
+        let parts = self.parts().flat_map(|part| part.split(|(_, loss)| *loss > top));
+        Self { parts: parts.filter(|part| !part.is_empty()).map(<[Point]>::to_vec).collect() }
     }
 
     /// The same curve, smoothed.
@@ -146,6 +144,8 @@ mod tests {
         assert_eq!(series.lowest(), Some((5.0, 1.0)));
         let low = series.up_to(2.0).over(3.0);
         assert_eq!(low.parts, [vec![(6.0, 2.0)], vec![(15.0, 1.0)]]);
+        let spike = Series { parts: vec![vec![(1.0, 1.0), (2.0, 9.0), (3.0, 1.0)]] };
+        assert_eq!(spike.up_to(2.0).parts, [[(1.0, 1.0)], [(3.0, 1.0)]]);
         assert!(Series::losses(&[], Kind::Train).is_empty());
     }
 

@@ -154,7 +154,7 @@ impl Trainer {
         })
     }
 
-    /// The model as it is now.
+    /// The model as it is now: in 16 bits its matrices are rounded, and checkpoints have what they are rounded from.
     pub fn model(&self) -> &Transformer {
         self.replica.model()
     }

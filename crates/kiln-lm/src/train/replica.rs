@@ -55,10 +55,8 @@ impl<M: LanguageModel> Replica<M> {
         sampler: BatchSampler,
         device: Device,
     ) -> Self {
-        let model = match config.train.precision.dtype(&device) {
-            DType::F32 => model,
-            dtype => optimizer.keep_masters(model, dtype, M::in_activations),
-        };
+        let dtype = config.train.precision.dtype(&device);
+        let model = optimizer.keep_masters(model, dtype, M::in_activations);
         Self { model: Some(model), optimizer, sampler, device }
     }
 

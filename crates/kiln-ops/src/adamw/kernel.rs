@@ -154,7 +154,9 @@ impl Parameter {
         let mut size = launch::vector_size(&client, value.tensor.dtype, &[&value, &first, &second])
             .min(launch::vector_size(&client, dtype, &[&grad]));
         if let Some(copy) = &copy {
-            size = size.min(launch::vector_size(&client, copy.dtype, &[&Rows::new(copy.clone())]));
+            let mut rows = [Rows::new(copy.clone())];
+            flatten(&mut rows);
+            size = size.min(launch::vector_size(&client, copy.dtype, &[&rows[0]]));
         }
         let [all, of_grad, of_first, of_second] =
             [&value, &grad, &first, &second].map(|of| &of.tensor);

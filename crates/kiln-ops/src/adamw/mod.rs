@@ -122,8 +122,8 @@ pub fn adamw<const D: usize>(
 }
 
 /// Parameters of any ranks and shapes that take a step with the same numbers: on CUDA up to 32 of them in one launch,
-/// those whose gradients are of one element type, and whose sizes and strides allow the same vectors, of each 32 that
-/// were added one after the other. It is one step: the next one is another batch, with the next `step` in its options.
+/// those whose gradients, and copies, are of one element type, and whose sizes and strides allow the same vectors, of
+/// each 32 with copies, or without, that were added one after the other. It is one step: the next one is another batch, with the next `step` in its options.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

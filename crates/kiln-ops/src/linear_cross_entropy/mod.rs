@@ -53,7 +53,7 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     options: CrossEntropyOptions,
 ) -> Result<Tensor<1>, OpError> {
-    loss_of(x, ("weight", weight), targets, options)
+    loss_of(x, weight, false, targets, options)
 }
 
 /// The same with the weight as an embedding has it: a table `[V, D]`, of which each row is a class. Its gradient comes
@@ -68,19 +68,18 @@ pub fn linear_cross_entropy_of_table(
     targets: Tensor<1, Int>,
     options: CrossEntropyOptions,
 ) -> Result<Tensor<1>, OpError> {
-    loss_of(x, (TABLE, table), targets, options)
+    loss_of(x, table, true, targets, options)
 }
 
-const TABLE: &str = "table";
-
-/// Of a weight that is called so.
+/// Of a weight `[D, V]`, or of a table.
 fn loss_of(
     x: Tensor<2>,
-    (name, weight): (&'static str, Tensor<2>),
+    weight: Tensor<2>,
+    table: bool,
     targets: Tensor<1, Int>,
     options: CrossEntropyOptions,
 ) -> Result<Tensor<1>, OpError> {
-    let (check, table) = (Check(OP), name == TABLE);
+    let (check, name) = (Check(OP), if table { "table" } else { "weight" });
     let dtype = check.float("x", &x)?;
     let [rows, width] = x.dims();
     check.shape("x", &x.dims(), rows > 0 && width > 0, "[M, D] with M, D at least 1")?;

@@ -109,6 +109,11 @@ fn a_scale_for_each_matrix_of_a_batch() {
             let one = upload(&like, Shape::new([1, 1, 1]), DType::F32, &[3.0]);
             let added = numbers(product().accumulate(one, 4.0).run());
             let found = numbers(product().run());
+            // C of the operands' type, a matrix for each product, as wgmma's ring takes it; and C where the result goes.
+            let own = [(dtype, 4.0), (DType::F32, 1.0)].map(|(dtype, beta)| {
+                let (c, held) = tensor(&like, [batches, m, n], dtype, 5);
+                (numbers(product().accumulate(c, beta).run()), held, beta as f32)
+            });
             for z in 0..batches {
                 for i in 0..m {
                     for j in 0..n {
@@ -120,6 +125,9 @@ fn a_scale_for_each_matrix_of_a_batch() {
                         let what = format!("{dtype:?} {family_name} {z} {i} {j}");
                         assert_eq!(found[at], expected, "{what}");
                         assert_eq!(added[at], expected + 12.0 * scales[z], "{what}");
+                        for (y, c, beta) in own.iter().filter(|_| !symmetric) {
+                            assert_eq!(y[at], expected + beta * scales[z] * c[at], "{what}");
+                        }
                     }
                 }
             }

@@ -18,9 +18,11 @@ const PIECE: usize = 32;
 const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
-/// Pieces of a cube that adds up pieces of rows, and its groups.
-const PIECES: usize = 8;
-const GROUPS_OF_LONG: u32 = 16;
+/// Pieces of a cube that adds up pieces of rows, its groups, and the units of one: few, so that a row that all tokens name
+/// is the work of several cubes.
+const PIECES: usize = 16;
+const GROUPS_OF_LONG: u32 = 32;
+const LANES_OF_LONG: u32 = 8;
 /// Most vectors of a unit.
 const VECTORS: usize = 4;
 /// Rows that are under way together.
@@ -65,10 +67,11 @@ impl Plan {
         self.lanes as usize * self.vectors
     }
 
-    /// For rows that are cut, of which there are few: as many groups as a cube can have.
+    /// For rows that are cut, of which there are few.
     fn of_long_rows(self, client: &Client) -> Self {
         let most = client.properties().hardware.max_units_per_cube;
-        Self { groups: GROUPS_OF_LONG.min(most / self.lanes), ..self }
+        let lanes = LANES_OF_LONG.min(self.lanes);
+        Self { lanes, groups: GROUPS_OF_LONG.min(most / lanes), vectors: 1, ..self }
     }
 
     fn cube_dim(&self) -> CubeDim {
@@ -419,7 +422,8 @@ pub(super) fn sums(
         Some(onto) => (onto, output(), Onto::Other),
     };
     let dtypes = [dy.tensor.dtype, dtype, tokens.dtype].map(dtype_to_elem_type);
-    let size = vector_size(client, [dy.tensor.dtype, DType::F32], &dy);
+    let of = |rows: &Rows| vector_size(client, [rows.tensor.dtype, DType::F32], rows);
+    let size = if way == Onto::Zeros { of(&dy) } else { of(&dy).min(of(&Rows::new(onto.clone()))) };
     let plan = Plan::new(client, dy.width, size, way);
     let (count, width) = (dy.rows, dy.width / size);
     let parts = width.div_ceil(plan.span());
@@ -430,7 +434,7 @@ pub(super) fn sums(
     let partials = launch::scratch(&dy.tensor, op, "pieces of rows", shape, DType::F32);
     let tensors = [&dy.tensor, tokens, &order.starts, &onto, &sums, &partials];
     let address = launch::address_type(&tensors);
-    let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
+    let sizes = |parts| SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let cubes = pieces * parts + (rows * parts).div_ceil(plan.groups as usize);
     let ways =
@@ -452,12 +456,13 @@ pub(super) fn sums(
             argument(&onto),
             argument(&sums),
             argument(&partials),
-            sizes(),
+            sizes(parts),
             plan,
             dtypes,
         );
         if pieces > 0 {
             let plan = plan.of_long_rows(client);
+            let parts = width.div_ceil(plan.span());
             long_rows_kernel::launch_unchecked(
                 client,
                 launch::grid(client, pieces.div_ceil(PIECES) * parts),
@@ -470,7 +475,7 @@ pub(super) fn sums(
                 argument(&partials),
                 argument(&onto),
                 argument(&sums),
-                sizes(),
+                sizes(parts),
                 plan,
                 [dtypes[1], dtypes[2]],
             );
