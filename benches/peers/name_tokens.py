@@ -11,7 +11,10 @@ import json
 import pathlib
 import struct
 
-import numpy as np
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    np = None
 
 
 def tokens(distribution, rows, count):
@@ -24,10 +27,12 @@ def tokens(distribution, rows, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Puts other tokens into the numbers of `kiln bench embedding --data`.")
-    parser.add_argument("distribution", choices=["zipf", "one"])
-    parser.add_argument("folder", type=pathlib.Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("distribution", choices=["zipf", "one"], help="a row as often as 1 / its rank, or one for all")
+    parser.add_argument("folder", type=pathlib.Path, help="of `--data`; its files are changed in place")
     args = parser.parse_args()
+    if np is None:
+        parser.error("numpy is missing: pip install numpy")
     files = sorted(args.folder.rglob("embedding*.safetensors"))
     if not files:
         parser.error(f"no numbers of embedding in {args.folder}: kiln bench embedding --data {args.folder} writes them")

@@ -1,8 +1,9 @@
 //! Burn modules over the Kiln operators, in Burn's own style: a `Config` with `init(&device)`, and
 //! a module with `forward`.
 //!
-//! Parameters are f32 masters; a module computes in the element type of its input and casts its
-//! weights to it, so that a bf16 input gives bf16 matrix products and f32 gradients.
+//! Parameters are f32; a module computes in the element type of its input and casts its
+//! weights to it, so that a bf16 input gives bf16 matrix products and f32 gradients. With an optimizer of `kiln_optim` that
+//! keeps master weights they are bf16 too, nothing is cast, and so are their gradients.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {

@@ -12,6 +12,10 @@ use kiln_ops::muon::{LearningRateScale, MuonOptions, MuonWeight, muon};
 use kiln_ops::newton_schulz::{Coefficients, NewtonSchulzOptions};
 
 /// Configuration of Muon, for all parameters or one group.
+///
+/// It moves every matrix, embeddings and an output head too, which AdamW should: give them a group,
+/// `.with_group(ParamGroup::from_predicate("embedding"), AdamWConfig::new())`. For a learning rate of AdamW's there is
+/// [`LearningRateScale::MatchRmsAdamW`].
 #[derive(Config, Debug, PartialEq)]
 pub struct MuonConfig {
     /// Decay rate of the momentum.

@@ -21,7 +21,8 @@ use std::collections::{BTreeMap, HashMap};
 
 /// An optimizer over the parameters of a module, in groups; its state is kept by the name of the parameter.
 ///
-/// One step count serves all parameters; one without a gradient is left as it is.
+/// One step count serves all parameters; one without a gradient is left as it is. By AdamW a parameter in 16 bits moves in
+/// 16 bits, which loses small updates, unless the optimizer has its value in f32 ([`keep_masters`](Self::keep_masters)).
 pub struct Optimizer {
     groups: Groups,
     state: State,
@@ -60,9 +61,42 @@ impl Optimizer {
     /// forward casts them. The optimizer keeps their values in f32, moves those, and rounds them into the module as it
     /// does: they are the master weights of mixed precision.
     ///
-    /// Only parameters in f32 that require a gradient become such; `dtype` f32 changes nothing. Save them with
-    /// [`with_masters`](Self::with_masters). What somebody else writes into such a parameter in 16 bits is gone after the next
-    /// step; a value in f32 takes the place of the master.
+    /// Only parameters in f32 that require a gradient become such; `dtype` f32 changes nothing. What somebody else writes
+    /// into such a parameter in 16 bits is gone after the next step; a value in f32 takes the place of the master, and the
+    /// parameter stays in f32 until it is named here again.
+    ///
+    /// Masters are no part of the [`state`](Self::state): save the module [`with_masters`](Self::with_masters). To go on
+    /// from there put the record into a module in f32, load the state, and call this again.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{DType, Device, Tensor};
+    /// use burn::{module::Module, nn::LinearConfig};
+    /// use kiln_optim::prelude::*;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let mut optimizer = AdamWConfig::new().init();
+    /// let layer = LinearConfig::new(4, 2).with_bias(false).init(&device);
+    /// // Norms and biases stay in f32.
+    /// let mut layer = optimizer.keep_masters(layer, DType::BF16, |_path, rank| rank >= 2);
+    ///
+    /// let x = Tensor::<2>::ones([3, 4], &device).cast(DType::BF16);
+    /// let loss = layer.forward(x).cast(DType::F32).square().mean();
+    /// let grads = GradientsParams::from_grads(loss.backward(), &layer);
+    /// layer = optimizer.step(layer, grads, 1e-3);
+    /// assert_eq!(layer.weight.val().dtype(), DType::BF16);
+    ///
+    /// // Saved in f32, and gone on with.
+    /// let state = optimizer.state(&layer).into_iter().collect();
+    /// let record = optimizer.with_masters(&layer).into_record();
+    /// let saved = LinearConfig::new(4, 2).with_bias(false).init(&device).load_record(record);
+    /// let mut second = AdamWConfig::new().init();
+    /// second.load_state(&saved, optimizer.steps(), state)?;
+    /// let layer = second.keep_masters(saved, DType::BF16, |_path, rank| rank >= 2);
+    /// # let _ = layer;
+    /// # }
+    /// # Ok::<(), kiln_optim::StateError>(())
+    /// ```
     ///
     /// Source: Micikevicius et al., Mixed Precision Training, 2018 (arXiv 1710.03740).
     ///
@@ -84,7 +118,7 @@ impl Optimizer {
         module.map(&mut Lower { names, masters, dtype, which })
     }
 
-    /// The module with master weights in the place of what they are rounded to.
+    /// The module with master weights in the place of what they are rounded to: to be saved, not to go on with.
     pub fn with_masters<M: Module>(&self, module: &M) -> M {
         let (names, masters) = (Names::new(self.naming), &self.masters);
         module.clone().map(&mut Raise { names, masters })

@@ -2,7 +2,7 @@
 
 use super::curve::CurveError;
 use super::metrics::{Kind, Record};
-use super::plot::{COLORS, Entry, PlotError, SIZE, frame, line, nothing, plain, ranges};
+use super::plot::{COLORS, Entry, PlotError, SIZE, STEPS, frame, line, nothing, plain, ranges};
 use super::series::{Point, Series};
 use plotters::prelude::*;
 
@@ -77,7 +77,9 @@ fn render(
     let training: Vec<Series> = runs().map(|run| run.training.up_to(top)).collect();
     let losses = runs().map(|run| &run.validation).chain(&training);
     let points: Vec<Point> = losses.flat_map(Series::points).collect();
-    let ranges = ranges(points.iter().copied(), std::iter::empty());
+    // Of seconds any number.
+    let least = if over == "step" { STEPS } else { 1e-3 };
+    let ranges = ranges(points.iter().copied(), std::iter::empty(), least);
     let mut chart = frame(&root, title, &legend, over, ranges)?;
     let mut training = training.iter();
     for (group, color) in colored() {

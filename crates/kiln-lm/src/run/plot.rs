@@ -17,6 +17,8 @@ const POINTS: usize = 1500;
 const MARKED: usize = 60;
 /// Right end of the legend.
 const RIGHT: i32 = SIZE.0 as i32 - 48;
+/// The shortest axis of steps: fewer would have labels between them.
+pub(super) const STEPS: f64 = 10.0;
 /// From a row of the legend to the next.
 const ROW: i32 = 36;
 
@@ -68,6 +70,7 @@ where
     root.draw_text(title, &anchored(&bold, HPos::Left), (LEFT, 52))?;
     let below = draw_legend(root, legend)?;
     let decimals = decimals(&losses);
+    let wide = steps.end - steps.start >= STEPS;
     let mut chart = ChartBuilder::on(root)
         .margin_top(below)
         .margin_right(48)
@@ -85,7 +88,7 @@ where
         .set_all_tick_mark_size(8)
         .x_labels(9)
         .y_labels(9)
-        .x_label_formatter(&|step| grouped(*step))
+        .x_label_formatter(&|at| if wide { grouped(*at) } else { format!("{at:.1}") })
         .y_label_formatter(&|loss| format!("{loss:.decimals$}"))
         .label_style(text(24, MUTED))
         .axis_desc_style(text(26, INK))
@@ -139,18 +142,18 @@ pub(super) fn line(
     Ok(())
 }
 
-/// Ranges of the axes: all points, the losses beside them, and a little air.
+/// Ranges of the axes: all points, the losses beside them, and a little air. The first is at least as long as `least`.
 pub(super) fn ranges(
     points: impl Iterator<Item = Point> + Clone,
     beside: impl Iterator<Item = f64>,
+    least: f64,
 ) -> (Range<f64>, Range<f64>) {
     let losses = points.clone().map(|(_, loss)| loss).chain(beside);
     let (low, high) = extent(losses).unwrap_or((0.0, 1.0));
     let air = (0.06 * (high - low)).max(1e-3 * high.abs()).max(1e-6);
     let (first, last) = extent(points.map(|(step, _)| step)).unwrap_or((0.0, 1.0));
     let start = if first <= 0.1 * last { 0.0 } else { first };
-    // Fewer than ten steps would have labels between the steps.
-    let end = last.max(start + 10.0);
+    let end = last.max(start + least);
     // A loss is not negative: no axis below 0 that only comes from the air.
     let bottom = if low >= 0.0 { (low - air).max(0.0) } else { low - air };
     (start..end, bottom..high + air)
