@@ -1,18 +1,16 @@
 //! AdamW and clipping against plain f64 loops.
 #![cfg(feature = "flex")]
 
+mod common;
+
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use common::{numbers, tensor};
 use kiln_optim::prelude::*;
 use std::collections::BTreeMap;
 
 const STEPS: usize = 30;
-
-/// The same numbers every time, between -1 and 1.
-fn numbers(count: usize, start: usize) -> Vec<f32> {
-    (start..start + count).map(|i| (((i * 7919 + 13) % 1009) as f32) / 504.5 - 1.0).collect()
-}
 
 fn layer(device: &Device) -> Linear {
     let mut layer = LinearConfig::new(5, 3).init(device);
@@ -21,13 +19,13 @@ fn layer(device: &Device) -> Linear {
 }
 
 fn matrix(start: usize, device: &Device) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(numbers(15, start), [5, 3]), device)
+    tensor([5, 3], start, device)
 }
 
 /// Gradients that are exactly these numbers: of Σ parameter · number.
 fn gradients(layer: &Linear, step: usize, device: &Device) -> GradientsParams {
     let weight = (layer.weight.val() * matrix(100 * step, device)).sum();
-    let bias = Tensor::<1>::from_data(TensorData::new(numbers(3, 100 * step + 50), [3]), device);
+    let bias = tensor([3], 100 * step + 50, device);
     let bias = (layer.bias.as_ref().unwrap().val() * bias).sum();
     GradientsParams::from_grads((weight + bias).backward(), layer)
 }

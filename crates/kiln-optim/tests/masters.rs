@@ -1,8 +1,11 @@
 //! Master weights: a module in bf16 whose parameters the optimizer keeps in f32.
 #![cfg(feature = "flex")]
 
+mod common;
+
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use common::tensor;
 use kiln_optim::prelude::*;
 use std::collections::BTreeMap;
 
@@ -15,12 +18,6 @@ struct Weights {
     exact: Param<Tensor<2>>,
     bias: Param<Tensor<1>>,
     fixed: Param<Tensor<2>>,
-}
-
-fn tensor<const D: usize>(shape: [usize; D], start: usize, device: &Device) -> Tensor<D> {
-    let count = shape.iter().product::<usize>();
-    let numbers = (start..start + count).map(|i| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0);
-    Tensor::from_data(TensorData::new(numbers.collect::<Vec<_>>(), shape), device)
 }
 
 fn weights(device: &Device) -> Weights {

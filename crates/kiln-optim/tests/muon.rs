@@ -1,8 +1,11 @@
 //! Muon against plain f64 loops.
 #![cfg(feature = "flex")]
 
+mod common;
+
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use common::{numbers, tensor};
 use kiln_optim::prelude::*;
 use std::collections::BTreeMap;
 
@@ -35,16 +38,6 @@ const POLAR_EXPRESS: [[f64; 3]; 5] = [
     [3.285753657755655, -2.3681294933425376, 0.46449024233003106],
     [2.3465413258596377, -1.7097828382687081, 0.42323551169305323],
 ];
-
-/// The same numbers every time, between -1 and 1.
-fn numbers(count: usize, start: usize) -> Vec<f32> {
-    (start..start + count).map(|i| (((i * 7919 + 13) % 1009) as f32) / 504.5 - 1.0).collect()
-}
-
-fn tensor<const D: usize>(shape: [usize; D], start: usize, device: &Device) -> Tensor<D> {
-    let data = numbers(shape.iter().product(), start);
-    Tensor::from_data(TensorData::new(data, shape), device)
-}
 
 fn weights(device: &Device) -> Weights {
     fn param<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {

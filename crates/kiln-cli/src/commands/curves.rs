@@ -127,8 +127,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     print(table.trim_fmt());
     if let Some(svg) = &args.svg {
         let over = match args.over {
-            Over::Step => "step",
-            Over::Time => "seconds of training",
+            Over::Step => comparison::Over::Steps,
+            Over::Time => comparison::Over::Seconds,
         };
         write(svg, &comparison::picture(&groups, &args.title, over)?)?;
     }

@@ -2,7 +2,8 @@
 
 use super::curve::CurveError;
 use super::metrics::{Kind, Record};
-use super::plot::{COLORS, Entry, PlotError, SIZE, STEPS, frame, line, nothing, plain, ranges};
+pub use super::plot::Over;
+use super::plot::{COLORS, Entry, PlotError, SIZE, frame, line, nothing, plain, ranges};
 use super::series::{Point, Series};
 use plotters::prelude::*;
 
@@ -55,7 +56,7 @@ impl Group {
 /// the highest validation loss, if there is one: training begins far above the losses that tell runs apart.
 ///
 /// There are six colours: a seventh group has the first one again. Losses that are not finite are gaps.
-pub fn picture(groups: &[Group], title: &str, over: &str) -> Result<String, CurveError> {
+pub fn picture(groups: &[Group], title: &str, over: Over) -> Result<String, CurveError> {
     let mut svg = String::new();
     let drawn = render(groups, &plain(title), over, &mut svg);
     drawn.map_err(|error| CurveError::Plot(error.to_string()))?;
@@ -65,7 +66,7 @@ pub fn picture(groups: &[Group], title: &str, over: &str) -> Result<String, Curv
 fn render(
     groups: &[Group],
     title: &str,
-    over: &str,
+    over: Over,
     svg: &mut String,
 ) -> Result<(), PlotError<'static>> {
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
@@ -77,9 +78,7 @@ fn render(
     let training: Vec<Series> = runs().map(|run| run.training.up_to(top)).collect();
     let losses = runs().map(|run| &run.validation).chain(&training);
     let points: Vec<Point> = losses.flat_map(Series::points).collect();
-    // Of seconds any number.
-    let least = if over == "step" { STEPS } else { 1e-3 };
-    let ranges = ranges(points.iter().copied(), std::iter::empty(), least);
+    let ranges = ranges(points.iter().copied(), std::iter::empty(), over);
     let mut chart = frame(&root, title, &legend, over, ranges)?;
     let mut training = training.iter();
     for (group, color) in colored() {
@@ -115,7 +114,7 @@ mod tests {
         let groups = [group("plain", &[run(1.5), run(1.7)]), group("mhc", &[run(1.25)])];
         let lowest: Vec<_> = groups[0].lowest().collect();
         assert_eq!(lowest, [Some(1.5), Some(1.7)]);
-        let svg = picture(&groups, "two <runs>", "step").expect("drawn");
+        let svg = picture(&groups, "two <runs>", Over::Steps).expect("drawn");
         for text in [
             "two &lt;runs&gt;\n",
             "plain, mean of lowest validation 1.600\n",
@@ -134,14 +133,15 @@ mod tests {
         let with_nothing = group("broken", &[run(1.5), vec![]]);
         assert_eq!((with_nothing.mean(), with_nothing.lowest().last()), (None, Some(None)));
         let lone = [Record::new(Kind::Train, 5).with("loss", 2.0)];
-        let svg = picture(&[Group::new("lone", [(&lone[..], 1.0)])], "", "step").expect("drawn");
+        let svg =
+            picture(&[Group::new("lone", [(&lone[..], 1.0)])], "", Over::Steps).expect("drawn");
         assert_eq!(svg.matches("<circle").count(), 1);
     }
 
     #[test]
     fn nothing_to_draw_is_said() {
         for groups in [&[group("empty", &[vec![]])][..], &[]] {
-            let svg = picture(groups, "", "step").expect("drawn");
+            let svg = picture(groups, "", Over::Steps).expect("drawn");
             assert!(svg.contains("no loss was logged yet"), "{svg}");
         }
     }

@@ -3,7 +3,7 @@
 use super::disk::{DiskError, replace_file};
 use super::metrics::{Kind, Record};
 use super::plot::{
-    COLORS, Chart, Entry, MUTED, PlotError, SIZE, STEPS, frame, line, nothing, plain, ranges,
+    COLORS, Chart, Entry, MUTED, Over, PlotError, SIZE, frame, line, nothing, plain, ranges,
 };
 use super::series::{LARGEST, Series};
 use plotters::prelude::*;
@@ -62,8 +62,8 @@ impl Picture {
     fn render(&self, svg: &mut String) -> Result<(), PlotError<'static>> {
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         let points = [&self.training, &self.validation].into_iter().flat_map(Series::points);
-        let ranges = ranges(points, self.baseline.iter().map(|(_, loss)| *loss), STEPS);
-        let mut chart = frame(&root, &self.title, &self.legend(), "step", ranges)?;
+        let ranges = ranges(points, self.baseline.iter().map(|(_, loss)| *loss), Over::Steps);
+        let mut chart = frame(&root, &self.title, &self.legend(), Over::Steps, ranges)?;
         self.curves(&mut chart)?;
         if self.training.is_empty() && self.validation.is_empty() {
             nothing(&root)?;

@@ -17,8 +17,6 @@ const POINTS: usize = 1500;
 const MARKED: usize = 60;
 /// Right end of the legend.
 const RIGHT: i32 = SIZE.0 as i32 - 48;
-/// The shortest axis of steps: fewer would have labels between them.
-pub(super) const STEPS: f64 = 10.0;
 /// From a row of the legend to the next.
 const ROW: i32 = 36;
 
@@ -53,12 +51,38 @@ pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// Title, legend and axes of an empty picture; `over` is what stands on the horizontal one.
+/// What losses are drawn over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Steps.
+    Steps,
+    /// Seconds of training.
+    Seconds,
+}
+
+impl Over {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Steps => "step",
+            Self::Seconds => "seconds of training",
+        }
+    }
+
+    /// The shortest axis: fewer than ten steps would have labels between them.
+    fn shortest(self) -> f64 {
+        match self {
+            Self::Steps => 10.0,
+            Self::Seconds => 1e-3,
+        }
+    }
+}
+
+/// Title, legend and axes of an empty picture.
 pub(super) fn frame<'a, 'b>(
     root: &'a Area<'b>,
     title: &str,
     legend: &[Entry],
-    over: &str,
+    over: Over,
     (steps, losses): (Range<f64>, Range<f64>),
 ) -> Result<Chart<'a, 'b>, PlotError<'static>>
 where
@@ -70,7 +94,7 @@ where
     root.draw_text(title, &anchored(&bold, HPos::Left), (LEFT, 52))?;
     let below = draw_legend(root, legend)?;
     let decimals = decimals(&losses);
-    let wide = steps.end - steps.start >= STEPS;
+    let wide = steps.end - steps.start >= Over::Steps.shortest();
     let mut chart = ChartBuilder::on(root)
         .margin_top(below)
         .margin_right(48)
@@ -92,7 +116,7 @@ where
         .y_label_formatter(&|loss| format!("{loss:.decimals$}"))
         .label_style(text(24, MUTED))
         .axis_desc_style(text(26, INK))
-        .x_desc(over)
+        .x_desc(over.name())
         .y_desc("loss (nats per token)")
         .draw()?;
     Ok(chart)
@@ -142,18 +166,18 @@ pub(super) fn line(
     Ok(())
 }
 
-/// Ranges of the axes: all points, the losses beside them, and a little air. The first is at least as long as `least`.
+/// Ranges of the axes: all points, the losses beside them, and a little air.
 pub(super) fn ranges(
     points: impl Iterator<Item = Point> + Clone,
     beside: impl Iterator<Item = f64>,
-    least: f64,
+    over: Over,
 ) -> (Range<f64>, Range<f64>) {
     let losses = points.clone().map(|(_, loss)| loss).chain(beside);
     let (low, high) = extent(losses).unwrap_or((0.0, 1.0));
     let air = (0.06 * (high - low)).max(1e-3 * high.abs()).max(1e-6);
     let (first, last) = extent(points.map(|(step, _)| step)).unwrap_or((0.0, 1.0));
     let start = if first <= 0.1 * last { 0.0 } else { first };
-    let end = last.max(start + least);
+    let end = last.max(start + over.shortest());
     // A loss is not negative: no axis below 0 that only comes from the air.
     let bottom = if low >= 0.0 { (low - air).max(0.0) } else { low - air };
     (start..end, bottom..high + air)

@@ -4,9 +4,9 @@
 //!
 //! values 4·P + moments of AdamW 8·P (from the second step on) + the larger of gradients 4·P and activations,
 //!
-//! since activations go as gradients come. (In 16 bits values take 2·P more, and gradients as much less.) Of activations only what certainly stands in memory at once is counted: the
-//! residual stream, and the scores of one block where attention stores them. Logits are made in chunks. What is
-//! refused would not have fit now; what is not may still not fit.
+//! since activations go as gradients come. (In 16 bits values take 2·P more, and gradients as much less.) Of activations
+//! only what certainly stands in memory at once is counted: the residual stream, and the scores of one block where
+//! attention stores them. Logits are made in chunks. What is refused would not have fit now; what is not may still not fit.
 
 use super::TrainError;
 use crate::config::{Config, MixerKind, OptimizerKind};
