@@ -119,6 +119,8 @@ class Case:
                     return torch.ones(shape, device="cuda", dtype=own)
                 if "classes" in holds:
                     return torch.randint(holds["classes"], shape, device="cuda")
+                if holds == "shares":
+                    return torch.rand(shape, device="cuda", dtype=own)
                 if "ends" in holds:
                     return torch.linspace(0, holds["ends"], shape[0], device="cuda").long()
                 normal = holds["normal"]
@@ -174,7 +176,8 @@ def make(peer, which, sets, cotangents):
 
     def outputs(one):
         ys = peer.run(*one)
-        return ys if isinstance(ys, tuple) else (ys,)
+        # Outputs without a gradient come last.
+        return ys[: len(given)] if isinstance(ys, tuple) else (ys,)
 
     if which in peer.own:
         run = lambda turn: peer.own[which](leaves[turn % count], given)

@@ -41,9 +41,12 @@ pub fn describe(spec: &Spec) -> String {
     for input in spec.inputs {
         let holds = match input.holds {
             Holds::Float => "",
+            Holds::Shares => ", 0 to 1",
             Holds::F32 => " F32",
             Holds::OptionalF32 => " F32, optional",
             Holds::Classes(_) | Holds::Rows(_) => " I64 or I32",
+            Holds::RowsOrNone(_) => " I64 or I32, -1 for none",
+            Holds::Codes(_) => " I64 or I32, codes",
             Holds::Ends(_) => " I64 or I32, optional",
         };
         lines.push(format!("  input      {} {}{holds}", input.name, shape(input.shape)));
@@ -83,16 +86,23 @@ pub fn run(request: &Request) -> Result<(), String> {
                 spec.name, input.name
             ));
         }
-        if let Holds::Classes(dim) | Holds::Rows(dim) = input.holds {
+        let allowed = match input.holds {
+            Holds::Classes(dim) | Holds::Rows(dim) => Some(0..dims[dim][0] as i64),
+            Holds::RowsOrNone(dim) => Some(-1..dims[dim][0] as i64),
+            Holds::Codes(count) => Some(0..count as i64),
+            _ => None,
+        };
+        if let Some(allowed) = allowed {
             let view = tensors.tensor(input.name).map_err(file)?;
             let ignores = matches!(input.holds, Holds::Classes(_));
             let ignored = ignores.then(|| attributes.integer("ignore_index"));
-            tensor.values = classes(spec, input.name, &view, dims[dim][0], ignored)?;
+            tensor.values = integers(spec, input.name, &view, allowed, ignored)?;
             if ignores {
                 attributes.set_integer("ignore_index", IGNORED);
             }
         }
     }
+    request.op.refuse(&inputs)?;
     let cotangents = cotangents(spec, &tensors, &dims, dtype)?;
 
     let device = &request.opened.device;
@@ -221,10 +231,10 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
             of if of.integers() && !matches!(found, Dtype::I64 | Dtype::I32) => {
                 return Err(wrong("I64 or I32"));
             }
-            Holds::Classes(_) | Holds::Rows(_) | Holds::Ends(_) => {}
+            of if of.integers() => {}
             of if of.is_f32() && found != Dtype::F32 => return Err(wrong("F32")),
             Holds::F32 | Holds::OptionalF32 => {}
-            Holds::Float => {
+            _ => {
                 let float = float_dtype(found).ok_or_else(|| wrong("F32, BF16 or F16"))?;
                 let first = *dtype.get_or_insert(float);
                 if float != first {
@@ -266,6 +276,10 @@ fn cotangents(
             cotangents.push(HostTensor::new(shape, vec![0.0; n]));
             continue;
         };
+        if output.constant {
+            let output = output.name;
+            return Err(format!("{}: `{output}` has no gradient, so it takes no cotangent", spec.name));
+        }
         if view.shape() != shape {
             let found = view.shape();
             return Err(format!("{}: `{name}` has shape {found:?}, expected {shape:?}", spec.name));
@@ -284,12 +298,12 @@ fn cotangents(
 /// What ignored targets become: devices have no 64-bit integers to compare them in.
 const IGNORED: i64 = -1;
 
-/// The class indices, in range or [`IGNORED`].
-fn classes(
+/// Integers in range, or [`IGNORED`].
+fn integers(
     spec: &Spec,
     name: &str,
     view: &TensorView<'_>,
-    classes: usize,
+    allowed: std::ops::Range<i64>,
     ignored: Option<i64>,
 ) -> Result<Vec<f64>, String> {
     let bytes = view.data();
@@ -301,13 +315,13 @@ fn classes(
         if Some(found) == ignored {
             return Ok(IGNORED as f64);
         }
-        if (0..classes as i64).contains(&found) {
+        if allowed.contains(&found) {
             return Ok(found as f64);
         }
         let or = ignored.map(|ignored| format!(" or {ignored} (ignored)")).unwrap_or_default();
-        let last = classes - 1;
+        let (first, last) = (allowed.start, allowed.end - 1);
         Err(format!(
-            "{}: `{name}` is {found} at position {at}, expected 0 to {last}{or}",
+            "{}: `{name}` is {found} at position {at}, expected {first} to {last}{or}",
             spec.name
         ))
     };

@@ -1,7 +1,7 @@
 //! What an operator is to this crate: data and a few functions.
 
 use crate::attributes::{Attribute, Attributes};
-use crate::host::{BoundedTensor, Input};
+use crate::host::{BoundedTensor, HostTensor, Input};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 pub enum Holds {
     /// Numbers in the element type of the operation, which the first of them decides.
     Float,
+    /// The same, from 0 to 1.
+    Shares,
     /// Small float tensors that are f32 whatever the element type of the operation.
     F32,
     /// The same. May be missing: a call without has no elements of it, and all its sizes are 0.
@@ -21,6 +23,10 @@ pub enum Holds {
     Classes(&'static str),
     /// Numbers of rows, below this dimension.
     Rows(&'static str),
+    /// Numbers of rows, below this dimension, or −1 for none.
+    RowsOrNone(&'static str),
+    /// One of so many codes, from 0 on.
+    Codes(usize),
     /// 0, then where parts of this dimension end, the last with it. May be missing: a call without has no
     /// elements of it.
     Ends(&'static str),
@@ -29,7 +35,10 @@ pub enum Holds {
 impl Holds {
     /// Whether it holds integers, which have no gradient.
     pub fn integers(self) -> bool {
-        matches!(self, Self::Classes(_) | Self::Rows(_) | Self::Ends(_))
+        matches!(
+            self,
+            Self::Classes(_) | Self::Rows(_) | Self::RowsOrNone(_) | Self::Codes(_) | Self::Ends(_)
+        )
     }
 
     /// Whether it is f32 whatever the element type of the operation.
@@ -76,6 +85,8 @@ pub struct OutputSpec {
     pub shape: &'static [&'static str],
     /// f32 whatever the element type of the operation.
     pub f32: bool,
+    /// It has no gradient, and takes no cotangent.
+    pub constant: bool,
 }
 
 /// An operator as data.
@@ -181,7 +192,10 @@ impl std::fmt::Display for Case {
         f.write_str(&join(&self.shapes[0]))?;
         for (i, shape) in self.shapes.iter().enumerate().skip(1) {
             let missing = shape.iter().all(|size| *size == 0);
-            if !self.shapes[..i].contains(shape) && shape.len() > 1 && !missing {
+            // A vector beside what has its length says nothing; a number of its own does.
+            let own = i == 1 && shape.len() == 1 && self.shapes.len() > 2 && !self.shapes[0].contains(&shape[0]);
+            let new = !self.shapes[..i].contains(shape) && (shape.len() > 1 || own);
+            if new && !missing {
                 write!(f, ", {}", join(shape))?;
             }
         }
@@ -338,6 +352,20 @@ pub trait Operator: Sync {
         self.spec().inputs[input].holds.optional()
     }
 
+    /// Refuses inputs of a call that each fit and together do not.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the input and what was expected.
+    fn refuse(&self, _inputs: &[HostTensor]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether the backward takes this element of an input for a constant, though outputs hang on it.
+    fn frozen(&self, _inputs: &[HostTensor], _input: usize, _element: usize) -> bool {
+        false
+    }
+
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
     fn fit(&self, _dims: &mut Dims) {}
 
@@ -434,7 +462,7 @@ impl Spec {
 
     /// Whether it computes in this element type: what has no input of the operation's own computes in f32 alone.
     pub fn computes_in(&self, dtype: DType) -> bool {
-        dtype == DType::F32 || self.inputs.iter().any(|input| input.holds == Holds::Float)
+        dtype == DType::F32 || self.inputs.iter().any(|input| matches!(input.holds, Holds::Float | Holds::Shares))
     }
 
     /// Indices of the float inputs.

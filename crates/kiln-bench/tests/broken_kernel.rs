@@ -120,7 +120,7 @@ const SPEC: Spec = Spec {
         fan_in: None,
     }],
     attributes: &[],
-    outputs: &[OutputSpec { name: "y", shape: &["M", "N"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["M", "N"], f32: false, constant: false }],
     differentiable: false,
     kernel: true,
 };

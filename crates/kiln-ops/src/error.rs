@@ -91,4 +91,18 @@ pub enum OpError {
         /// Last row.
         last: usize,
     },
+    /// A seed of a Kasmina layer is none.
+    #[error("{op}: `{field}` of seed {seed} is {found}, expected {expected}")]
+    Seed {
+        /// Operator.
+        op: &'static str,
+        /// Number of the seed.
+        seed: usize,
+        /// What of it.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// What would fit.
+        expected: String,
+    },
 }

@@ -48,6 +48,7 @@ pub mod attention;
 pub mod bk;
 pub mod cross_entropy;
 pub mod embedding;
+pub mod kasmina;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod mhc_post;
@@ -76,6 +77,9 @@ pub mod prelude {
     pub use crate::bk::{BkMode, BkOptions, bk};
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::embedding::{EmbeddingOptions, embedding, tied_embedding};
+    pub use crate::kasmina::{
+        Blend, KasminaOptions, Seed, SeedChange, SeedState, Seeds, Telemetry, kasmina,
+    };
     pub use crate::linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_of_table};
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;

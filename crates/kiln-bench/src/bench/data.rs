@@ -51,6 +51,8 @@ pub enum Numbers {
     },
     /// Integers from 0 to one below this.
     Classes(usize),
+    /// Evenly from 0 to 1.
+    Shares,
     /// 0 to this, in equal steps.
     Ends(usize),
     /// The cotangent of a loss: 1.
@@ -83,14 +85,19 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
     let inputs = spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| {
         let scale = input.scale(shape);
         let holds = match input.holds {
-            Holds::Classes(dim) | Holds::Rows(dim) => Numbers::Classes(dims[dim][0]),
+            Holds::Classes(dim) | Holds::Rows(dim) | Holds::RowsOrNone(dim) => {
+                Numbers::Classes(dims[dim][0])
+            }
+            Holds::Codes(count) => Numbers::Classes(count),
+            Holds::Shares => Numbers::Shares,
             Holds::Ends(dim) => Numbers::Ends(dims[dim][0]),
             _ => Numbers::Normal { mean: input.mean * scale, deviation: scale },
         };
         let f32 = input.holds.is_f32();
         Part { name: input.name.into(), shape: shape.clone(), holds, f32 }
     });
-    let cotangents = spec.outputs.iter().filter(|_| spec.differentiable).map(|output| {
+    let cotangents = spec.outputs.iter().filter(|output| spec.differentiable && !output.constant);
+    let cotangents = cotangents.map(|output| {
         let shape = spec.output_shape(output, &dims);
         let holds = match shape.iter().product::<usize>() {
             1 => Numbers::One,
@@ -201,6 +208,10 @@ fn generate(parts: &[Part], dtype: DType) -> Vec<(String, Encoded)> {
         let mut bytes = Vec::with_capacity(n * own.size());
         match part.holds {
             Numbers::One => extend(&mut bytes, [1.0].into_iter(), own),
+            Numbers::Shares => {
+                let shares: Vec<f32> = (0..n).map(|_| rng.random()).collect();
+                extend(&mut bytes, shares.into_iter(), own);
+            }
             Numbers::Classes(classes) => {
                 for _ in 0..n {
                     bytes.extend_from_slice(&rng.random_range(0..classes as i64).to_le_bytes());
@@ -295,6 +306,7 @@ impl<'a> Maker<'a> {
             (None, Numbers::Normal { mean, deviation }) => {
                 Tensor::random(shape, Distribution::Normal(mean, deviation), to)
             }
+            (None, Numbers::Shares) => Tensor::random(shape, Distribution::Uniform(0.0, 1.0), to),
             (None, _) => Tensor::ones(shape, to),
         }
     }

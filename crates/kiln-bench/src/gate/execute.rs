@@ -53,6 +53,15 @@ impl Data {
                     tensor.values.iter_mut().for_each(|v| *v *= scale);
                     tensor.rounded(if input.holds.is_f32() { DType::F32 } else { dtype })
                 }
+                Holds::Shares => {
+                    let shares = (0..shape.iter().product()).map(|_| rng.random::<f64>()).collect();
+                    HostTensor::new(shape.as_slice(), shares).rounded(dtype)
+                }
+                Holds::Codes(count) => {
+                    let n = shape.iter().product::<usize>();
+                    let codes = (0..n).map(|_| rng.random_range(0..count) as f64).collect();
+                    HostTensor::new(shape.as_slice(), codes)
+                }
                 Holds::Classes(dim) => {
                     let classes = dims[dim][0] as i64;
                     let ignored = attributes.integer("ignore_index");
@@ -62,7 +71,7 @@ impl Data {
                     };
                     HostTensor::new(shape.as_slice(), (0..n).map(class).map(|c| c as f64).collect())
                 }
-                Holds::Rows(dim) => {
+                Holds::Rows(dim) | Holds::RowsOrNone(dim) => {
                     let (n, rows) = (shape.iter().product(), dims[dim][0]);
                     // One of them is named more often than others.
                     let often = rng.random_range(0..rows.max(1));
@@ -98,6 +107,9 @@ impl Data {
                     // A mean over rows: scaled as losses are, or f16 gradients would be subnormal.
                     let rows = inputs[0].shape.first().copied().unwrap_or(1);
                     cotangent.values[0] *= rows as f64;
+                }
+                if output.constant {
+                    cotangent.values.fill(0.0);
                 }
                 cotangents.push(cotangent.rounded(dtype));
             }
@@ -239,9 +251,9 @@ fn upload(
 ) -> Vec<Input> {
     let inputs = op.spec().inputs.iter().zip(&data.inputs);
     let one = |(input, host): (&InputSpec, &HostTensor)| match input.holds {
-        Holds::Float => Input::float(host, dtype, layout, gradient, device),
+        Holds::Float | Holds::Shares => Input::float(host, dtype, layout, gradient, device),
         Holds::F32 | Holds::OptionalF32 => Input::float(host, DType::F32, layout, gradient, device),
-        Holds::Classes(_) | Holds::Rows(_) | Holds::Ends(_) => Input::int(host, gradient, device),
+        _ => Input::int(host, gradient, device),
     };
     inputs.map(one).collect()
 }

@@ -40,6 +40,9 @@ pub(super) fn check(op: &dyn Operator, case: &Case, rng: &mut impl Rng) -> Resul
         let scale = gradient.values.iter().fold(0.0f64, |a, g| a.max(g.value().abs()));
         for _ in 0..PROBES.min(n) {
             let at = rng.random_range(0..n);
+            if op.frozen(&data.inputs, index, at) {
+                continue;
+            }
             let value = data.inputs[index].values[at];
             let step = STEP * value.abs().max(1.0);
             let moved = |by: f64| {

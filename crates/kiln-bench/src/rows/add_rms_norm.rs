@@ -28,8 +28,8 @@ const SPEC: Spec = Spec {
     ],
     attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
     outputs: &[
-        OutputSpec { name: "sum", shape: &["...", "D"], f32: false },
-        OutputSpec { name: "y", shape: &["...", "D"], f32: false },
+        OutputSpec { name: "sum", shape: &["...", "D"], f32: false, constant: false },
+        OutputSpec { name: "y", shape: &["...", "D"], f32: false, constant: false },
     ],
     differentiable: true,
     kernel: true,

@@ -56,7 +56,7 @@ const SPEC: Spec = Spec {
         Attribute { name: "window", default: "none", kind: Kind::OptionalInteger(1) },
         Attribute { name: "softcap", default: "none", kind: Kind::OptionalAbove(0.0) },
     ],
-    outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

@@ -33,7 +33,7 @@ const SPEC: Spec = Spec {
         Attribute { name: "mode", default: "full", kind: Kind::OneOf(&["full", "causal"]) },
         Attribute { name: "max_abs", default: "none", kind: Kind::OptionalAbove(0.0) },
     ],
-    outputs: &[OutputSpec { name: "g", shape: &["B", "N", "2"], f32: true }],
+    outputs: &[OutputSpec { name: "g", shape: &["B", "N", "2"], f32: true, constant: false }],
     differentiable: true,
     kernel: true,
 };

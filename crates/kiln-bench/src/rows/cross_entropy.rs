@@ -39,7 +39,7 @@ const SPEC: Spec = Spec {
         },
     ],
     attributes: ATTRIBUTES,
-    outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true }],
+    outputs: &[OutputSpec { name: "loss", shape: &["1"], f32: true, constant: false }],
     differentiable: true,
     kernel: true,
 };

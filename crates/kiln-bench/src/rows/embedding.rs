@@ -30,7 +30,7 @@ const SPEC: Spec = Spec {
         },
     ],
     attributes: &[],
-    outputs: &[OutputSpec { name: "y", shape: &["B", "T", "D"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["B", "T", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

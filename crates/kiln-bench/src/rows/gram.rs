@@ -22,7 +22,7 @@ static SPEC: Spec = Spec {
         fan_in: None,
     }],
     attributes: &[Attribute { name: "alpha", default: "1", kind: Kind::Number }],
-    outputs: &[OutputSpec { name: "y", shape: &["...", "M", "M"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "M", "M"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

@@ -44,7 +44,7 @@ const SPEC: Spec = Spec {
         },
     ],
     attributes: &[],
-    outputs: &[OutputSpec { name: "y", shape: &["B", "S", "n", "D"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["B", "S", "n", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

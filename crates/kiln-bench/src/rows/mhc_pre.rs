@@ -64,9 +64,9 @@ const SPEC: Spec = Spec {
     ],
     attributes: ATTRIBUTES,
     outputs: &[
-        OutputSpec { name: "h_in", shape: &["B", "S", "D"], f32: false },
-        OutputSpec { name: "h_post", shape: &["B", "S", "n"], f32: true },
-        OutputSpec { name: "h_res", shape: &["B", "S", "n", "n"], f32: true },
+        OutputSpec { name: "h_in", shape: &["B", "S", "D"], f32: false, constant: false },
+        OutputSpec { name: "h_post", shape: &["B", "S", "n"], f32: true, constant: false },
+        OutputSpec { name: "h_res", shape: &["B", "S", "n", "n"], f32: true, constant: false },
     ],
     differentiable: true,
     kernel: true,

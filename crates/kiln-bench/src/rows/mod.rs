@@ -7,6 +7,7 @@ mod bk;
 mod cross_entropy;
 mod embedding;
 mod gram;
+mod kasmina;
 mod linear_cross_entropy;
 mod matmul;
 mod mhc_post;
@@ -48,6 +49,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &adamw::Row,
     &muon::Row,
     &tril_matmul::Row,
+    &kasmina::Row,
 ];
 
 /// Elements of an input of a case, as a number to count bytes and operations with.

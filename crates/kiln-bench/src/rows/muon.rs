@@ -66,9 +66,9 @@ static SPEC: Spec = Spec {
         },
     ],
     outputs: &[
-        OutputSpec { name: "new_value", shape: &["...", "M", "N"], f32: true },
-        OutputSpec { name: "new_first", shape: &["...", "M", "N"], f32: true },
-        OutputSpec { name: "new_copy", shape: &["...", "M", "N"], f32: false },
+        OutputSpec { name: "new_value", shape: &["...", "M", "N"], f32: true, constant: false },
+        OutputSpec { name: "new_first", shape: &["...", "M", "N"], f32: true, constant: false },
+        OutputSpec { name: "new_copy", shape: &["...", "M", "N"], f32: false, constant: false },
     ],
     differentiable: false,
     kernel: true,

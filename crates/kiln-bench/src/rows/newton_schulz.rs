@@ -31,7 +31,7 @@ static SPEC: Spec = Spec {
             kind: Kind::OneOf(&["muon", "polar_express"]),
         },
     ],
-    outputs: &[OutputSpec { name: "y", shape: &["...", "M", "N"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "M", "N"], f32: false, constant: false }],
     differentiable: false,
     kernel: true,
 };

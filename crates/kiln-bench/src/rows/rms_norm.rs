@@ -44,7 +44,7 @@ const SPEC: Spec = Spec {
         InputSpec { name: "weight", shape: &["D"], holds: Holds::Float, mean: 1.0, fan_in: None },
     ],
     attributes: &[Attribute { name: "eps", default: "1e-5", kind: Kind::AtLeast(0.0) }],
-    outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

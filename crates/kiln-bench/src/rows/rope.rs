@@ -31,7 +31,7 @@ const SPEC: Spec = Spec {
         Attribute { name: "offset", default: "0", kind: Kind::IntegerAtLeast(0) },
         Attribute { name: "truncated", default: "false", kind: Kind::Flag },
     ],
-    outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

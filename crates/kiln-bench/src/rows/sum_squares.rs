@@ -18,7 +18,7 @@ const SPEC: Spec = Spec {
         InputSpec { name: "sums", shape: &["L"], holds: Holds::F32, mean: 1.0, fan_in: None },
     ],
     attributes: &[],
-    outputs: &[OutputSpec { name: "y", shape: &["L"], f32: true }],
+    outputs: &[OutputSpec { name: "y", shape: &["L"], f32: true, constant: false }],
     differentiable: false,
     kernel: true,
 };

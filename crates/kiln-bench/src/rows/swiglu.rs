@@ -29,7 +29,7 @@ const SPEC: Spec = Spec {
         },
     ],
     attributes: &[],
-    outputs: &[OutputSpec { name: "y", shape: &["...", "F"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "F"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

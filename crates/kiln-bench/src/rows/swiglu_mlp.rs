@@ -38,7 +38,7 @@ const SPEC: Spec = Spec {
         },
     ],
     attributes: &[],
-    outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false }],
+    outputs: &[OutputSpec { name: "y", shape: &["...", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };

@@ -309,6 +309,11 @@ impl Number for Bounded {
         Self { errors: Errors { row, ..self.errors }, ..self }
     }
 
+    fn of_column(self) -> Self {
+        let column = self.errors.column.max(self.errors.deviation());
+        Self { errors: Errors { column, ..self.errors }, ..self }
+    }
+
     fn off_by(self, roundings: f64) -> Self {
         let errors = self.errors.biased(roundings * UNIT * self.value.abs());
         Self::new(self.value, errors, self.rounding)

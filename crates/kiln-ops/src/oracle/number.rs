@@ -67,6 +67,10 @@ pub trait Number:
     /// The error is common to a row: of its norm, of its log-sum-exp. It does not average out along the row.
     fn of_row(self) -> Self;
 
+    /// The error is common to a column: of its factor, or of numbers of few bits that are all changed alike and so
+    /// rounded alike.
+    fn of_column(self) -> Self;
+
     /// Off by so many roundings of f32 beside, all in one direction.
     fn off_by(self, roundings: f64) -> Self;
 
@@ -136,6 +140,10 @@ impl Number for f64 {
     }
 
     fn of_row(self) -> Self {
+        self
+    }
+
+    fn of_column(self) -> Self {
         self
     }
 

@@ -1,0 +1,231 @@
+//! dx, and the gradients of blueprints and alpha.
+
+use super::super::OP;
+use super::seed::{Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_of};
+use super::{Blueprints, Gather, Plan, Sizes, SizesLaunch, left, place};
+use crate::launch::{self, Rows};
+use crate::reduce::{self, Combine, Sums};
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// What a backward makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Wanted {
+    /// dx.
+    x: bool,
+    /// The sums that the other gradients are made of.
+    sums: bool,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
+    x: &[Vector<E, N>],
+    dy: &[Vector<E, N>],
+    garden: &Garden<W, I>,
+    dx: &mut [Vector<E, N>],
+    sums: &mut [Vector<f32, N>],
+    sizes: Sizes,
+    #[comptime] plan: Plan,
+    #[comptime] wanted: Wanted,
+    #[define(E, W, I)] _dtypes: [ElemType; 3],
+) {
+    let place = place(&sizes, plan);
+    let mut by = Vector::<f32, N>::new(1.0f32);
+    if comptime!(wanted.x) {
+        #[unroll]
+        for i in 0..N::value() {
+            let at = place.at * N::value() + i;
+            by.insert(i, factor(&feature::<W, I>(garden, at, seed_of::<W, I>(garden, at))));
+        }
+    }
+    let step = comptime!(plan.below as usize);
+    let mut cotangents = Vector::<f32, N>::new(0.0f32);
+    let mut products = Vector::<f32, N>::new(0.0f32);
+    let mut held = Array::<Vector<E, N>>::new(comptime!(plan.held));
+    let mut held_x = Array::<Vector<E, N>>::new(comptime!(plan.held));
+    for group in range_stepped(0, place.count, comptime!(plan.held)) {
+        let first = place.first + group * step;
+        #[unroll]
+        for r in 0..comptime!(plan.held) {
+            let row = min(first + r * step, sizes.rows - 1);
+            held[r] = dy[row * sizes.dy + place.at];
+            if comptime!(wanted.sums) {
+                held_x[r] = x[row * sizes.x + place.at];
+            }
+        }
+        #[unroll]
+        for r in 0..comptime!(plan.held) {
+            if group + r < place.count {
+                let d = Vector::<f32, N>::cast_from(held[r]);
+                if comptime!(wanted.x) && place.own {
+                    let at = (first + r * step) * sizes.vectors + place.at;
+                    dx[at] = Vector::cast_from(d * by);
+                }
+                if comptime!(wanted.sums) {
+                    cotangents += d;
+                    products += Vector::<f32, N>::cast_from(held_x[r]) * d;
+                }
+            }
+        }
+    }
+    if comptime!(wanted.sums) {
+        let columns = comptime!(plan.columns as usize);
+        let units = comptime!((plan.columns * plan.below) as usize);
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(2 * units));
+        shared[UNIT_POS as usize] = cotangents;
+        shared[units + UNIT_POS as usize] = products;
+        sync_cube();
+        // One row of units for each of the two.
+        for kind in range_stepped(UNIT_POS_Y as usize, 2, step) {
+            if place.own {
+                let mut sum = Vector::<f32, N>::new(0.0f32);
+                for below in 0..step {
+                    sum += shared[kind * units + below * columns + UNIT_POS_X as usize];
+                }
+                sums[(place.part * 2 + kind) * sizes.vectors + place.at] = sum;
+            }
+        }
+    }
+}
+
+/// From the sums of the columns the gradients of the blueprints, every element, and of alpha.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gather_kernel<W: Float, I: Int>(
+    sums: &[f32],
+    garden: &Garden<W, I>,
+    dalpha: &mut [W],
+    dblueprints: &mut [W],
+    parts: usize,
+    #[comptime] gather: Gather,
+    #[comptime] wanted: [bool; 2],
+    #[define(W, I)] _dtypes: [ElemType; 2],
+) {
+    let seed = CUBE_POS * comptime!(gather.row.rows as usize) + UNIT_POS_Y as usize;
+    let own = seed < garden.seeds;
+    let of = min(seed, garden.seeds - 1);
+    let features = garden.features;
+    let end = begin_of::<W, I>(garden, of + 1);
+    let units = comptime!(gather.row.units as usize);
+    let mut sum = Sums::<1>::identity();
+    for at in range_stepped(begin_of::<W, I>(garden, of) + UNIT_POS_X as usize, end, units) {
+        let (mut cotangents, mut products) = (f32::new(0.0), f32::new(0.0));
+        for part in 0..parts {
+            cotangents += sums[part * 2 * features + at];
+            products += sums[(part * 2 + 1) * features + at];
+        }
+        let feature = feature::<W, I>(garden, at, of);
+        sum[0] += of_alpha(&feature, cotangents, products);
+        if comptime!(wanted[1]) && own {
+            let gradient = of_blueprint(&feature, cotangents, products);
+            for row in 0..garden.count {
+                let here = select(row == feature.row, gradient, f32::new(0.0));
+                dblueprints[row * features + at] = W::cast_from(here);
+            }
+        }
+    }
+    if comptime!(wanted[0]) {
+        let mut shared = Shared::<[f32]>::new_slice(comptime!(gather.row.shared()));
+        // Units that shuffle have to be together again: their numbers of columns differ.
+        sync_cube();
+        reduce::rows::<Sums<1>>(&mut sum, &mut shared, gather.row);
+        if UNIT_POS_X == 0 && own {
+            dalpha[seed] = W::cast_from(sum[0]);
+        }
+    }
+}
+
+/// What the gradients are made of.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// The cotangent of y.
+    pub dy: FloatTensor<B>,
+    /// `[..., H]`.
+    pub x: FloatTensor<B>,
+    /// Seeds and blueprints.
+    #[extension_type]
+    pub of: Blueprints<B>,
+    /// Whose gradients are wanted: x, alpha, blueprints.
+    pub wanted: [bool; 3],
+}
+
+/// Those gradients that are wanted; contiguous.
+pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 3] {
+    let Backward { dy, x, of, wanted } = backward;
+    let (shape, dtype, client) = (dy.meta.shape().clone(), dy.dtype, dy.client.clone());
+    let [seeds, features, _] = of.sizes();
+    let like = dy.clone();
+    if shape.num_elements() == 0 {
+        let dx = wanted[0].then(|| launch::output(&like, OP, "grad.x", shape, dtype));
+        let zeros = |of: &CubeTensor| launch::zeros(&like, of.meta.shape().clone(), of.dtype);
+        return [dx, wanted[1].then(|| zeros(&of.alpha)), wanted[2].then(|| zeros(&of.rows))];
+    }
+    let output = |name, shape: &Shape, dtype| launch::output(&like, OP, name, shape.clone(), dtype);
+    let dx = wanted[0].then(|| output("grad.x", &shape, dtype));
+    let dalpha = wanted[1].then(|| output("grad.alpha", of.alpha.meta.shape(), of.alpha.dtype));
+    let dblueprints =
+        wanted[2].then(|| output("grad.blueprints", of.rows.meta.shape(), of.rows.dtype));
+    let sums_wanted = wanted[1] || wanted[2];
+    let (x, dy) = (Rows::new(x), Rows::new(dy));
+    let size = launch::vector_size(&client, dtype, &[&x, &dy]);
+    let vectors = features / size;
+    let plan = Plan::new(&client, vectors);
+    let parts = plan.parts(&client, dy.rows, vectors);
+    let sums = match sums_wanted {
+        true => left(&like, OP, "sums", [parts.parts, 2, features]),
+        false => launch::unused(&like, DType::F32),
+    };
+    let unused = |dtype| launch::unused(&like, dtype);
+    let address = launch::address_type(&[&x.tensor, &dy.tensor, &like, &sums]);
+    let kernel = Wanted { x: wanted[0], sums: sums_wanted };
+    launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &[]);
+    let (strides, types) = ([x.stride / size, dy.stride / size], of.types(dtype));
+    // SAFETY: rows and columns are within the tensors; gradients that are not wanted are not written.
+    unsafe {
+        backward_kernel::launch_unchecked(
+            &client,
+            launch::grid(&client, parts.tiles * parts.parts),
+            plan.cube_dim(),
+            address,
+            size,
+            x.tensor.into_buffer_arg(),
+            dy.tensor.into_buffer_arg(),
+            of.clone().garden(),
+            dx.clone().unwrap_or_else(|| unused(dtype)).into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            SizesLaunch::new(dy.rows, vectors, parts.tiles, parts.share, strides[0], strides[1]),
+            plan,
+            kernel,
+            types,
+        );
+    }
+    if sums_wanted {
+        let gather = Gather::new(&client, features.div_ceil(seeds));
+        let address = launch::address_type(&[&sums, &of.rows]);
+        let wanted = [wanted[1], wanted[2]];
+        launch::plans::note("kasmina gradients", &(&gather, wanted, address), &[]);
+        let of_alpha = dalpha.clone().unwrap_or_else(|| unused(of.alpha.dtype));
+        let of_rows = dblueprints.clone().unwrap_or_else(|| unused(of.rows.dtype));
+        // SAFETY: a seed that is none stands for the last and writes nothing.
+        unsafe {
+            gather_kernel::launch_unchecked(
+                &client,
+                launch::grid(&client, gather.cubes(seeds)),
+                gather.row.cube_dim(),
+                address,
+                sums.into_buffer_arg(),
+                of.garden(),
+                of_alpha.into_buffer_arg(),
+                of_rows.into_buffer_arg(),
+                parts.parts,
+                gather,
+                wanted,
+                [types[1], types[2]],
+            );
+        }
+    }
+    [dx, dalpha, dblueprints]
+}

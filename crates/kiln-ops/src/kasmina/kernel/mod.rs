@@ -1,0 +1,157 @@
+//! The kernels: a cube has some columns and walks down its part of the rows.
+//!
+//! A unit has the same columns in every row, so what the seeds make of them is found out once: y = x·factor + shift for
+//! each. On the way down it takes the mean and M2 = Σ (x − mean)² of each column, some rows at a time, in the backward the
+//! sums of dy and x·dy. A small second launch brings the columns of a chunk and the parts of the rows together, in a fixed
+//! order, so two runs agree bit for bit.
+
+mod backward;
+mod forward;
+mod seed;
+
+pub use backward::Backward;
+pub(super) use backward::backward;
+pub(super) use forward::forward;
+pub use seed::Blueprints;
+
+use crate::launch;
+use crate::reduce::RowUnits;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Vectors of a row that a cube takes at most.
+const COLUMNS: u32 = 32;
+/// Units of a cube.
+const UNITS: u32 = 256;
+/// Rows of a unit whose loads are under way together.
+const ROWS: usize = 4;
+/// Cubes of a launch for each multiprocessor: as many as are there at once.
+const CUBES: usize = 4;
+/// Units that bring a seed's numbers together, at most.
+const GATHERERS: u32 = 256;
+
+/// How rows and columns are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    /// Units along a row, each with one vector of it.
+    columns: u32,
+    /// Units below each other.
+    below: u32,
+    /// Rows of a unit whose loads are under way together.
+    held: usize,
+}
+
+/// The same in numbers that a kernel takes at run time.
+struct Parts {
+    /// Cubes along a row.
+    tiles: usize,
+    /// Parts of the rows, a cube of each tile for each.
+    parts: usize,
+    /// Rows of a part; of the last perhaps fewer.
+    share: usize,
+}
+
+impl Plan {
+    fn new(client: &Client, vectors: usize) -> Self {
+        let env = |n: &str, d: usize| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
+        let units = (env("KU", UNITS as usize) as u32).min(client.properties().hardware.max_units_per_cube);
+        let columns = (vectors as u32).next_power_of_two().min(env("KC", COLUMNS as usize) as u32).min(units);
+        Self { columns, below: units / columns, held: env("KR", ROWS) }
+    }
+
+    fn parts(&self, client: &Client, rows: usize, vectors: usize) -> Parts {
+        let tiles = vectors.div_ceil(self.columns as usize);
+        let env = |n: &str, d: usize| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
+        let wanted = (env("KN", CUBES) * launch::multiprocessors(client) / tiles).max(1);
+        // No part without rows, and none with fewer than units below each other.
+        let share = rows.div_ceil(wanted).max(self.below as usize);
+        Parts { tiles, parts: rows.div_ceil(share), share }
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns, self.below)
+    }
+}
+
+/// The sizes of a launch; strides in vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Sizes {
+    rows: usize,
+    vectors: usize,
+    tiles: usize,
+    share: usize,
+    x: usize,
+    dy: usize,
+}
+
+/// What a unit works on.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Place {
+    /// The part of the rows.
+    part: usize,
+    /// The vector of a row, and whether there is one: else it stands for the last and writes nothing.
+    at: usize,
+    own: bool,
+    /// Its first row, and how many it has, `below` apart.
+    first: usize,
+    count: usize,
+}
+
+/// Rows of the part that begins at `begin` of the unit `below` others: every so many of them.
+#[cube]
+fn rows_of(sizes: &Sizes, begin: usize, below: usize, #[comptime] plan: Plan) -> usize {
+    let end = min(begin + sizes.share, sizes.rows);
+    let step = comptime!(plan.below as usize);
+    let mut count = 0usize;
+    if begin + below < end {
+        count = (end - begin - below + comptime!(plan.below as usize - 1)) / step;
+    }
+    count
+}
+
+#[cube]
+fn place(sizes: &Sizes, #[comptime] plan: Plan) -> Place {
+    let part = CUBE_POS / sizes.tiles;
+    let tile = CUBE_POS - part * sizes.tiles;
+    let at = tile * comptime!(plan.columns as usize) + UNIT_POS_X as usize;
+    let begin = part * sizes.share;
+    let below = UNIT_POS_Y as usize;
+    Place {
+        part,
+        at: min(at, sizes.vectors - 1),
+        own: at < sizes.vectors && begin < sizes.rows,
+        first: begin + below,
+        count: rows_of(sizes, begin, below, plan),
+    }
+}
+
+/// The units that bring the columns of a seed and the parts of its rows together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Gather {
+    row: RowUnits,
+}
+
+impl Gather {
+    /// For chunks of up to `size` features in so many parts.
+    fn new(client: &Client, size: usize) -> Self {
+        let plane = launch::plane_size(client);
+        let most = client.properties().hardware.max_units_per_cube.min(GATHERERS);
+        let units = (size as u32).min(most);
+        let units = match units <= plane || plane == 1 {
+            true => units.next_power_of_two().min(most),
+            false => units.next_multiple_of(plane).min(most),
+        };
+        Self { row: RowUnits::new(client, units, (most / units).max(1)) }
+    }
+
+    fn cubes(&self, seeds: usize) -> usize {
+        seeds.div_ceil(self.row.rows as usize)
+    }
+}
+
+/// The numbers of one kind that a kernel has left, `kinds` of them: `[parts, kinds, H]`.
+fn left(like: &CubeTensor, op: &'static str, name: &'static str, of: [usize; 3]) -> CubeTensor {
+    launch::scratch(like, op, name, burn::tensor::Shape::new(of), burn::tensor::DType::F32)
+}

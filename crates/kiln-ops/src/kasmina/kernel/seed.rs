@@ -1,0 +1,189 @@
+//! Seeds as kernels see them.
+
+use super::super::{Blend, SeedState};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor, tensor::IntTensor};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use cubecl::prelude::*;
+
+const LERP: u32 = Blend::Lerp as u32;
+const SCALE: u32 = Blend::Scale as u32;
+const ADD: u32 = Blend::Add as u32;
+const FIRST: u32 = SeedState::Grafting as u32;
+const LAST: u32 = SeedState::Fossilized as u32;
+const FINE_TUNING: u32 = SeedState::FineTuning as u32;
+
+/// Seeds and blueprints of a backend.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Blueprints<B: Backend> {
+    /// `[P, H]`.
+    pub rows: FloatTensor<B>,
+    /// `[C]`, the element type of `rows`.
+    pub alpha: FloatTensor<B>,
+    /// `[C]`.
+    pub lifecycle: IntTensor<B>,
+    /// `[C]`.
+    pub blueprint_id: IntTensor<B>,
+    /// `[C]`.
+    pub blend: IntTensor<B>,
+}
+
+/// The same as a kernel takes it.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Garden<W: Float, I: Int> {
+    rows: Box<[W]>,
+    alpha: Box<[W]>,
+    lifecycle: Box<[I]>,
+    blueprint_id: Box<[I]>,
+    blend: Box<[I]>,
+    /// P, and H.
+    pub(super) count: usize,
+    pub(super) features: usize,
+    /// C, H div C and H mod C.
+    pub(super) seeds: usize,
+    short: usize,
+    longer: usize,
+    /// What changes no sum, not even the sign of a zero.
+    pub(super) minus_zero: f32,
+}
+
+/// What a feature's seed makes of it.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Feature {
+    contributes: bool,
+    trains: bool,
+    blend: u32,
+    alpha: f32,
+    /// Row of the blueprints, and what stands there.
+    pub(super) row: usize,
+    w: f32,
+}
+
+/// The seed of a feature.
+#[cube]
+pub(super) fn seed_of<W: Float, I: Int>(of: &Garden<W, I>, feature: usize) -> usize {
+    let long = of.longer * (of.short + 1);
+    let mut seed = feature / (of.short + 1);
+    if feature >= long {
+        seed = of.longer + (feature - long) / of.short;
+    }
+    seed
+}
+
+/// The first feature of a seed.
+#[cube]
+pub(super) fn begin_of<W: Float, I: Int>(of: &Garden<W, I>, seed: usize) -> usize {
+    seed * of.short + min(seed, of.longer)
+}
+
+#[cube]
+pub(super) fn feature<W: Float, I: Int>(
+    of: &Garden<W, I>,
+    feature: usize,
+    seed: usize,
+) -> Feature {
+    let state = u32::cast_from(of.lifecycle[seed]);
+    // Whatever stands there, a row that is there is read.
+    let row = min(u32::cast_from(of.blueprint_id[seed]) as usize, of.count - 1);
+    Feature {
+        contributes: state >= FIRST && state <= LAST,
+        trains: state == FIRST || state == FINE_TUNING,
+        blend: u32::cast_from(of.blend[seed]),
+        alpha: f32::cast_from(of.alpha[seed]),
+        row,
+        w: f32::cast_from(of.rows[row * of.features + feature]),
+    }
+}
+
+/// What x is multiplied with.
+#[cube]
+pub(super) fn factor(of: &Feature) -> f32 {
+    let mut factor = f32::new(1.0);
+    if of.contributes {
+        if of.blend == LERP {
+            factor = 1.0 + of.alpha * (of.w - 1.0);
+        } else if of.blend == SCALE {
+            factor = of.w;
+        } else if of.blend != ADD {
+            factor = 1.0 - of.alpha;
+        }
+    }
+    factor
+}
+
+/// What is added then.
+#[cube]
+pub(super) fn shift(of: &Feature, minus_zero: f32) -> f32 {
+    let mut shift = minus_zero;
+    if of.contributes && of.blend != LERP && of.blend != SCALE {
+        shift = of.alpha * of.w;
+    }
+    shift
+}
+
+/// The gradient of w from the sums of dy and of x·dy.
+#[cube]
+pub(super) fn of_blueprint(of: &Feature, cotangents: f32, products: f32) -> f32 {
+    let mut gradient = f32::new(0.0);
+    if of.trains {
+        if of.blend == LERP {
+            gradient = of.alpha * products;
+        } else if of.blend == SCALE {
+            gradient = products;
+        } else {
+            gradient = of.alpha * cotangents;
+        }
+    }
+    gradient
+}
+
+/// Its part of the gradient of alpha.
+#[cube]
+pub(super) fn of_alpha(of: &Feature, cotangents: f32, products: f32) -> f32 {
+    let mut gradient = f32::new(0.0);
+    if of.contributes && of.blend != SCALE {
+        if of.blend == LERP {
+            gradient = (of.w - 1.0) * products;
+        } else if of.blend == ADD {
+            gradient = of.w * cotangents;
+        } else {
+            gradient = of.w * cotangents - products;
+        }
+    }
+    gradient
+}
+
+impl Blueprints<CubeBackend> {
+    /// The element types of a kernel: of x, of the blueprints, of the codes.
+    pub(super) fn types(&self, dtype: burn::tensor::DType) -> [ElemType; 3] {
+        [dtype, self.rows.dtype, self.lifecycle.dtype].map(dtype_to_elem_type)
+    }
+
+    /// Seeds, features and blueprints.
+    pub(super) fn sizes(&self) -> [usize; 3] {
+        let rows = self.rows.meta.shape();
+        [self.alpha.meta.shape()[0], rows[1], rows[0]]
+    }
+
+    /// As an argument.
+    pub(super) fn garden<W: Float, I: Int>(self) -> GardenLaunch<W, I> {
+        let [seeds, features, count] = self.sizes();
+        let of = |tensor| into_contiguous(tensor).into_buffer_arg();
+        GardenLaunch::new(
+            of(self.rows),
+            of(self.alpha),
+            of(self.lifecycle),
+            of(self.blueprint_id),
+            of(self.blend),
+            count,
+            features,
+            seeds,
+            features / seeds,
+            features % seeds,
+            -0.0,
+        )
+    }
+}

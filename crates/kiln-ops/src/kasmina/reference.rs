@@ -1,0 +1,118 @@
+//! The Kasmina layer in plain Burn operations.
+
+use super::{Blend, SeedState, Seeds, Telemetry};
+use burn::tensor::{Bool, DType, Int, Tensor};
+
+/// [`kasmina`](fn@super::kasmina) without its checks.
+pub fn kasmina<const D: usize>(
+    x: Tensor<D>,
+    blueprints: Tensor<2>,
+    seeds: &Seeds,
+) -> (Tensor<D>, Telemetry) {
+    let (shape, dtype) = (x.dims(), x.dtype());
+    let features = shape[D - 1];
+    let rows = shape[..D - 1].iter().product();
+    let x = x.reshape([rows, features]).cast(DType::F32);
+    let chunks = Chunks { features, seeds: seeds.count() };
+    let (factor, shift) = terms(blueprints, seeds, chunks);
+    let telemetry = telemetry(x.clone(), chunks);
+    // Without a factor and a shift the chunk is what it was, the sign of a zero too.
+    let passes = chunks.spread(contributes(seeds).bool_not().int()).equal_elem(1);
+    let passes = passes.unsqueeze::<2>().expand([rows, features]);
+    let y = (x.clone() * factor.unsqueeze() + shift.unsqueeze()).mask_where(passes, x);
+    (y.cast(dtype).reshape(shape), telemetry)
+}
+
+fn contributes(seeds: &Seeds) -> Tensor<1, Bool> {
+    let [first, last] = [SeedState::Grafting, SeedState::Fossilized].map(SeedState::code);
+    let lifecycle = seeds.lifecycle.clone();
+    lifecycle.clone().greater_equal_elem(first).bool_and(lifecycle.lower_equal_elem(last))
+}
+
+/// What every feature is multiplied with, and what is added to it.
+fn terms(blueprints: Tensor<2>, seeds: &Seeds, chunks: Chunks) -> (Tensor<1>, Tensor<1>) {
+    let rows = blueprints.dims()[0];
+    let id = chunks.spread(seeds.blueprint_id.clone().clamp(0, rows as i64 - 1));
+    let w = blueprints.cast(DType::F32).gather(0, id.unsqueeze()).squeeze_dim::<1>(0);
+    let state = chunks.spread(seeds.lifecycle.clone());
+    let is = |wanted: SeedState| state.clone().equal_elem(wanted.code());
+    let trains = is(SeedState::Grafting).bool_or(is(SeedState::FineTuning));
+    let w = w.clone().detach().mask_where(trains, w);
+    let alpha = chunks.spread_floats(seeds.alpha.clone().cast(DType::F32));
+    let active = chunks.spread(contributes(seeds).int()).equal_elem(1);
+    let blend = chunks.spread(seeds.blend.clone());
+    // What a formula does not apply to becomes harmless before it, not after: no infinity times a zero.
+    let of = |which: Blend, otherwise: f64| {
+        let applies = blend.clone().equal_elem(which.code()).bool_and(active.clone());
+        let (w, alpha) = (w.clone(), alpha.clone());
+        let w = w.mask_fill(applies.clone().bool_not(), otherwise);
+        (w, alpha.mask_fill(applies.bool_not(), 0.0))
+    };
+    let (lerp, by) = of(Blend::Lerp, 1.0);
+    let (scale, _) = of(Blend::Scale, 1.0);
+    let (added, added_by) = of(Blend::Add, 0.0);
+    let (mixed, mixed_by) = of(Blend::Mixed, 0.0);
+    let factor = (lerp.sub_scalar(1.0) * by + scale) - mixed_by.clone();
+    (factor, added * added_by + mixed * mixed_by)
+}
+
+/// Means, then the squares of what is left, as the formula says.
+fn telemetry(x: Tensor<2>, chunks: Chunks) -> Telemetry {
+    let x = x.detach().inner();
+    let rows = x.dims()[0];
+    if rows == 0 {
+        let zeros = Tensor::zeros([chunks.seeds], (&x.device(), DType::F32));
+        return Telemetry { mean: zeros.clone(), variance: zeros };
+    }
+    let mean = chunks.mean(x.clone().mean_dim(0).squeeze_dim(0));
+    let centred = x - chunks.spread_floats(mean.clone()).unsqueeze();
+    let squares = (centred.clone() * centred).mean_dim(0).squeeze_dim(0);
+    Telemetry { mean, variance: chunks.mean(squares) }
+}
+
+/// The chunk map over tensors: those that have one feature more come first.
+#[derive(Clone, Copy)]
+struct Chunks {
+    features: usize,
+    seeds: usize,
+}
+
+impl Chunks {
+    /// Seeds and features of each, of the longer chunks and of the others; none of the longer perhaps.
+    fn classes(self) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+        let (short, longer) = (self.features / self.seeds, self.features % self.seeds);
+        let classes = [(0..longer, short + 1), (longer..self.seeds, short)];
+        classes.into_iter().filter(|(seeds, _)| !seeds.is_empty())
+    }
+
+    /// The number of each feature's seed.
+    fn spread(self, of: Tensor<1, Int>) -> Tensor<1, Int> {
+        let parts = self.classes().map(|(seeds, size)| {
+            let count = seeds.len();
+            let part = of.clone().slice([seeds]).unsqueeze_dim::<2>(1);
+            part.expand([count, size]).reshape([count * size])
+        });
+        Tensor::cat(parts.collect(), 0)
+    }
+
+    /// The same of floats.
+    fn spread_floats(self, of: Tensor<1>) -> Tensor<1> {
+        let parts = self.classes().map(|(seeds, size)| {
+            let count = seeds.len();
+            let part = of.clone().slice([seeds]).unsqueeze_dim::<2>(1);
+            part.expand([count, size]).reshape([count * size])
+        });
+        Tensor::cat(parts.collect(), 0)
+    }
+
+    /// The mean over each seed's features.
+    fn mean(self, of: Tensor<1>) -> Tensor<1> {
+        let mut begin = 0;
+        let parts = self.classes().map(|(seeds, size)| {
+            let part = of.clone().slice([begin..begin + seeds.len() * size]);
+            begin += seeds.len() * size;
+            part.reshape([seeds.len(), size]).mean_dim(1).squeeze_dim(1)
+        });
+        Tensor::cat(parts.collect(), 0)
+    }
+}

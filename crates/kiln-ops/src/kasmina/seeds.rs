@@ -1,0 +1,276 @@
+//! Seeds: what they are on the host, and as a structure of arrays on the device.
+
+use super::OP;
+use crate::OpError;
+use burn::tensor::{DType, Device, Int, Tensor};
+use std::ops::Range;
+
+/// Where a seed is in its life; the numbers are the codes on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(u8)]
+pub enum SeedState {
+    /// Nothing yet.
+    #[default]
+    Dormant = 0,
+    /// It has a blueprint.
+    Germinated = 1,
+    /// The blueprint learns on the chunk by itself; nobody else sees it.
+    Training = 2,
+    /// Blended in more and more; the blueprint learns.
+    Grafting = 3,
+    /// Blended in, the blueprint frozen.
+    Stabilization = 4,
+    /// Blended in, frozen and measured.
+    Evaluating = 5,
+    /// Blended in; the blueprint learns.
+    FineTuning = 6,
+    /// Blended in for good, frozen.
+    Fossilized = 7,
+    /// Taken out as useless.
+    Culled = 8,
+    /// Given up before it was blended in.
+    Cancelled = 9,
+    /// Taken out after a fault.
+    RolledBack = 10,
+}
+
+impl SeedState {
+    /// All of them, by their codes.
+    pub const ALL: [Self; 11] = [
+        Self::Dormant,
+        Self::Germinated,
+        Self::Training,
+        Self::Grafting,
+        Self::Stabilization,
+        Self::Evaluating,
+        Self::FineTuning,
+        Self::Fossilized,
+        Self::Culled,
+        Self::Cancelled,
+        Self::RolledBack,
+    ];
+
+    /// The number that stands for it on the device.
+    pub fn code(self) -> i64 {
+        self as i64
+    }
+
+    /// Whether its chunk is blended.
+    pub fn contributes(self) -> bool {
+        (Self::Grafting..=Self::Fossilized).contains(&self)
+    }
+
+    /// Whether the blueprint has a gradient.
+    pub fn trains(self) -> bool {
+        matches!(self, Self::Grafting | Self::FineTuning)
+    }
+}
+
+/// How a blueprint w comes into a chunk; the numbers are the codes on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum Blend {
+    /// x·(1 + alpha·(w − 1)).
+    #[default]
+    Lerp = 0,
+    /// w·x, whatever alpha is.
+    Scale = 1,
+    /// x + alpha·w.
+    Add = 2,
+    /// (1 − alpha)·x + alpha·w.
+    Mixed = 3,
+}
+
+impl Blend {
+    /// All of them, by their codes.
+    pub const ALL: [Self; 4] = [Self::Lerp, Self::Scale, Self::Add, Self::Mixed];
+
+    /// The number that stands for it on the device.
+    pub fn code(self) -> i64 {
+        self as i64
+    }
+}
+
+/// A seed on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Seed {
+    /// Where it is in its life.
+    pub state: SeedState,
+    /// Its row of the blueprints.
+    pub blueprint: Option<usize>,
+    /// How that comes into the chunk.
+    pub blend: Blend,
+    /// How much of it, 0 to 1.
+    pub alpha: f32,
+}
+
+impl Seed {
+    /// Refuses what no call with so many blueprints takes; `seed` is its number, for the error.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] on an alpha outside 0 to 1, and on a seed that contributes without a blueprint or with one that
+    /// is not there.
+    pub fn check(&self, seed: usize, blueprints: usize) -> Result<(), OpError> {
+        self.check_with(seed, Some(blueprints))
+    }
+
+    /// The number of blueprints may be unknown.
+    fn check_with(&self, seed: usize, blueprints: Option<usize>) -> Result<(), OpError> {
+        if !(0.0..=1.0).contains(&self.alpha) {
+            return Err(refuse(seed, "alpha", self.alpha, "0 to 1"));
+        }
+        if !self.state.contributes() {
+            return Ok(());
+        }
+        match (self.blueprint, blueprints) {
+            (None, _) => {
+                let expected = format!("a blueprint, since a seed that is {:?} contributes", self.state);
+                Err(refuse(seed, "blueprint_id", -1, expected))
+            }
+            (Some(row), Some(rows)) if row >= rows => {
+                Err(refuse(seed, "blueprint_id", row, format!("0 to {}", rows - 1)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refuse(
+    seed: usize,
+    field: &'static str,
+    found: impl ToString,
+    expected: impl Into<String>,
+) -> OpError {
+    OpError::Seed { op: OP, seed, field, found: found.to_string(), expected: expected.into() }
+}
+
+/// What becomes of a seed; what is none stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SeedChange {
+    /// Which one.
+    pub seed: usize,
+    /// Where it goes in its life.
+    pub state: Option<SeedState>,
+    /// Its row of the blueprints, or none.
+    pub blueprint: Option<Option<usize>>,
+    /// How that comes into the chunk.
+    pub blend: Option<Blend>,
+    /// How much of it, 0 to 1.
+    pub alpha: Option<f32>,
+}
+
+/// C seeds on a device, a structure of arrays.
+#[derive(Debug, Clone)]
+pub struct Seeds {
+    /// `[C]`, 0 to 1: f32, or the element type of what the seeds live in. It may be tracked.
+    pub alpha: Tensor<1>,
+    /// `[C]`, codes of [`SeedState`].
+    pub lifecycle: Tensor<1, Int>,
+    /// `[C]`, rows of the blueprints, −1 for none.
+    pub blueprint_id: Tensor<1, Int>,
+    /// `[C]`, codes of [`Blend`].
+    pub blend: Tensor<1, Int>,
+}
+
+impl Seeds {
+    /// Uploads them.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] on an alpha outside 0 to 1 and on one that contributes without a blueprint.
+    pub fn new(seeds: &[Seed], device: &Device) -> Result<Self, OpError> {
+        for (number, seed) in seeds.iter().enumerate() {
+            seed.check_with(number, None)?;
+        }
+        let codes = |of: fn(&Seed) -> i64| {
+            let codes: Vec<i64> = seeds.iter().map(of).collect();
+            Tensor::from_ints(codes.as_slice(), device)
+        };
+        let alpha: Vec<f32> = seeds.iter().map(|seed| seed.alpha).collect();
+        Ok(Self {
+            alpha: Tensor::from_data(alpha.as_slice(), (device, DType::F32)),
+            lifecycle: codes(|seed| seed.state.code()),
+            blueprint_id: codes(|seed| seed.blueprint.map_or(-1, |row| row as i64)),
+            blend: codes(|seed| seed.blend.code()),
+        })
+    }
+
+    /// Reads them back; `None` of a blueprint is any negative number.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] on a code that is none.
+    pub fn read(&self) -> Result<Vec<Seed>, OpError> {
+        let integers = |of: &Tensor<1, Int>| of.to_data().iter::<i64>().collect::<Vec<_>>();
+        let alpha: Vec<f32> = self.alpha.to_data().iter::<f32>().collect();
+        let (lifecycle, blend) = (integers(&self.lifecycle), integers(&self.blend));
+        let blueprint = integers(&self.blueprint_id);
+        let one = |seed: usize| {
+            let of = lifecycle[seed];
+            let state = SeedState::ALL.into_iter().find(|state| state.code() == of);
+            let last = SeedState::ALL.len() - 1;
+            let state =
+                state.ok_or_else(|| refuse(seed, "lifecycle", of, format!("0 to {last}")))?;
+            let of = blend[seed];
+            let blend = Blend::ALL.into_iter().find(|blend| blend.code() == of);
+            let last = Blend::ALL.len() - 1;
+            let blend = blend.ok_or_else(|| refuse(seed, "blend", of, format!("0 to {last}")))?;
+            let blueprint = usize::try_from(blueprint[seed]).ok();
+            Ok(Seed { state, blueprint, blend, alpha: alpha[seed] })
+        };
+        (0..alpha.len()).map(one).collect()
+    }
+
+    /// Refuses seeds that no call with so many blueprints takes. It reads them, which waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`], which names the seed and the field.
+    pub fn check(&self, blueprints: usize) -> Result<(), OpError> {
+        let seeds = self.read()?;
+        seeds.iter().enumerate().try_for_each(|(number, seed)| seed.check(number, blueprints))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.alpha.dims()[0]
+    }
+}
+
+/// The features of a seed, of `features` that `seeds` share.
+pub fn chunk(seed: usize, features: usize, seeds: usize) -> Range<usize> {
+    let (short, longer) = (features / seeds, features % seeds);
+    let begin = |seed: usize| seed * short + seed.min(longer);
+    begin(seed)..begin(seed + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_follow_each_other() {
+        for features in 1..20 {
+            for seeds in 1..=features {
+                let mut end = 0;
+                for seed in 0..seeds {
+                    let chunk = chunk(seed, features, seeds);
+                    let longer = usize::from(seed < features % seeds);
+                    assert_eq!((chunk.start, chunk.len()), (end, features / seeds + longer));
+                    end = chunk.end;
+                }
+                assert_eq!(end, features);
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_places() {
+        assert!((0..).zip(SeedState::ALL).all(|(code, state)| state.code() == code));
+        assert!((0..).zip(Blend::ALL).all(|(code, blend)| blend.code() == code));
+        let contributing: Vec<i64> =
+            SeedState::ALL.into_iter().filter(|s| s.contributes()).map(SeedState::code).collect();
+        assert_eq!(contributing, [3, 4, 5, 6, 7]);
+    }
+}
