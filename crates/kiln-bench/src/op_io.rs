@@ -278,7 +278,10 @@ fn cotangents(
         };
         if output.constant {
             let output = output.name;
-            return Err(format!("{}: `{output}` has no gradient, so it takes no cotangent", spec.name));
+            return Err(format!(
+                "{}: `{output}` has no gradient, so it takes no cotangent",
+                spec.name
+            ));
         }
         if view.shape() != shape {
             let found = view.shape();

@@ -193,7 +193,10 @@ impl std::fmt::Display for Case {
         for (i, shape) in self.shapes.iter().enumerate().skip(1) {
             let missing = shape.iter().all(|size| *size == 0);
             // A vector beside what has its length says nothing; a number of its own does.
-            let own = i == 1 && shape.len() == 1 && self.shapes.len() > 2 && !self.shapes[0].contains(&shape[0]);
+            let own = i == 1
+                && shape.len() == 1
+                && self.shapes.len() > 2
+                && !self.shapes[0].contains(&shape[0]);
             let new = !self.shapes[..i].contains(shape) && (shape.len() > 1 || own);
             if new && !missing {
                 write!(f, ", {}", join(shape))?;
@@ -462,7 +465,8 @@ impl Spec {
 
     /// Whether it computes in this element type: what has no input of the operation's own computes in f32 alone.
     pub fn computes_in(&self, dtype: DType) -> bool {
-        dtype == DType::F32 || self.inputs.iter().any(|input| matches!(input.holds, Holds::Float | Holds::Shares))
+        dtype == DType::F32
+            || self.inputs.iter().any(|input| matches!(input.holds, Holds::Float | Holds::Shares))
     }
 
     /// Indices of the float inputs.

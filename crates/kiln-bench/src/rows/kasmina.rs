@@ -69,7 +69,11 @@ fn seeds(call: &Call<'_>) -> Seeds {
 }
 
 /// What the oracle takes, of the inputs' numbers.
-fn host<'a, N>(numbers: [&'a [N]; 3], codes: &'a [Vec<i64>; 3], features: usize) -> oracle::Call<'a, N> {
+fn host<'a, N>(
+    numbers: [&'a [N]; 3],
+    codes: &'a [Vec<i64>; 3],
+    features: usize,
+) -> oracle::Call<'a, N> {
     let [x, alpha, blueprints] = numbers;
     let [lifecycle, blueprint_id, blend] = codes;
     oracle::Call { x, blueprints, alpha, lifecycle, blueprint_id, blend, features }

@@ -27,7 +27,12 @@ const fn spec(name: &'static str, formula: &'static str, inputs: &'static [Input
         formula,
         inputs,
         attributes: &[Attribute { name: "alpha", default: "1", kind: Kind::Number }],
-        outputs: &[OutputSpec { name: "y", shape: &["...", "M", "N"], f32: false, constant: false }],
+        outputs: &[OutputSpec {
+            name: "y",
+            shape: &["...", "M", "N"],
+            f32: false,
+            constant: false,
+        }],
         differentiable: true,
         kernel: true,
     }

@@ -44,7 +44,9 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
             features: size,
         };
         let at_rows = |of: &[kiln_ops::oracle::Bounded]| {
-            rows.iter().flat_map(|row| of[row * size..(row + 1) * size].to_vec()).collect::<Vec<_>>()
+            rows.iter()
+                .flat_map(|row| of[row * size..(row + 1) * size].to_vec())
+                .collect::<Vec<_>>()
         };
         if !spot.backward() {
             let outputs = oracle::forward(&call);

@@ -1,16 +1,17 @@
 //! The Kasmina layer as a Burn operation: dispatch, fusion and autodiff.
 
-pub use super::kernel::{Backward, Blueprints};
+pub use super::kernel::{Backward, Blueprints, State};
 
-use super::{Seeds, Telemetry, kernel};
+use super::{Blend, SeedChange, SeedState, Seeds, Telemetry, kernel};
 use crate::autodiff::{Graph, Maybe, maybe};
 use crate::cross_entropy::backend::known;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{
-    Autodiff, AutodiffBackend, Backend, Dispatch, backend_extension, tensor::FloatTensor,
+    Autodiff, AutodiffBackend, Backend, Dispatch, backend_extension,
+    tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, IntDType, Tensor};
+use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 
 /// The Kasmina layer, differentiable.
@@ -25,6 +26,32 @@ pub trait KasminaOps: Backend {
         x: FloatTensor<Self>,
         #[extension_type] of: Blueprints<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// Changes of seeds, not differentiable.
+#[backend_extension(Cube, Fusion)]
+pub trait KasminaSeedOps: Backend {
+    /// alpha, lifecycle, blueprint_id and blend after changes, in their memory unless somebody else holds it; `[U, 5]`
+    /// integers, which seed, [a mask](super::kernel::change) and values, and `[U]` alphas.
+    #[fusion(meta = |of, _codes, _alphas| {
+        (of.alpha.clone(), of.lifecycle.clone(), of.blueprint_id.clone(), of.blend.clone())
+    })]
+    fn kasmina_change(
+        #[extension_type] of: State<Self>,
+        codes: IntTensor<Self>,
+        alphas: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+}
+
+impl KasminaSeedOps for CubeBackend {
+    fn kasmina_change(
+        of: State<Self>,
+        codes: IntTensor<Self>,
+        alphas: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let [alpha, lifecycle, blueprint_id, blend] = kernel::change(of, codes, alphas);
+        (alpha, lifecycle, blueprint_id, blend)
+    }
 }
 
 /// Its gradients; not differentiable again.
@@ -99,16 +126,20 @@ impl<B: KasminaOps + KasminaGradOps, C: CheckpointStrategy> KasminaOps for Autod
 fn garden<B: Backend>(
     rows: FloatTensor<B>,
     alpha: FloatTensor<B>,
-    [lifecycle, blueprint_id, blend]: [burn::backend::tensor::IntTensor<B>; 3],
+    [lifecycle, blueprint_id, blend]: [IntTensor<B>; 3],
 ) -> Blueprints<B> {
     Blueprints { rows, alpha, lifecycle, blueprint_id, blend }
 }
 
-fn blueprints(rows: Tensor<2>, seeds: &Seeds) -> Blueprints<Dispatch> {
-    let Seeds { alpha, lifecycle, blueprint_id, blend } = seeds.clone();
-    let codes = [lifecycle, blueprint_id, blend].map(known);
+/// The codes in one integer type that kernels know.
+fn codes_of(seeds: Seeds) -> [Tensor<1, Int>; 3] {
+    let codes = [seeds.lifecycle, seeds.blueprint_id, seeds.blend].map(known);
     let alike = codes.iter().all(|of| of.dtype() == codes[0].dtype());
-    let codes = codes.map(|of| if alike { of } else { of.cast(IntDType::I32) });
+    codes.map(|of| if alike { of } else { of.cast(IntDType::I32) })
+}
+
+fn blueprints(rows: Tensor<2>, seeds: &Seeds) -> Blueprints<Dispatch> {
+    let (alpha, codes) = (seeds.alpha.clone(), codes_of(seeds.clone()));
     let (rows, alpha) = match rows.dtype() == alpha.dtype() {
         true => (rows, alpha),
         false => (rows.cast(DType::F32), alpha.cast(DType::F32)),
@@ -129,6 +160,36 @@ pub(super) fn fused<const D: usize>(
     let (y, mean, variance) = Dispatch::kasmina(x.into_dispatch(), blueprints(rows, seeds));
     let [mean, variance] = [mean, variance].map(Tensor::from_dispatch);
     (Tensor::from_dispatch(y), Telemetry { mean, variance })
+}
+
+/// [`Seeds::change`](super::Seeds::change) through the kernel, without its checks; no seed changes twice.
+pub(super) fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
+    let device = seeds.alpha.device().inner();
+    let tracks = seeds.alpha.is_autodiff();
+    let codes = changes.iter().flat_map(|change| {
+        let row = change.blueprint.map(|row| row.map_or(-1, |row| row as i64));
+        let values = [change.state.map(SeedState::code), row, change.blend.map(Blend::code)];
+        let mut mask = i64::from(change.alpha.is_some()) << values.len();
+        for (bit, value) in values.iter().enumerate() {
+            mask |= i64::from(value.is_some()) << bit;
+        }
+        let [state, row, blend] = values.map(Option::unwrap_or_default);
+        [change.seed as i64, mask, state, row, blend].map(|value| value as i32)
+    });
+    let codes = TensorData::new(codes.collect::<Vec<i32>>(), [changes.len(), 5]);
+    let codes = Tensor::<2, Int>::from_data(codes, (&device, DType::I32)).into_dispatch();
+    let alphas: Vec<f32> = changes.iter().map(|change| change.alpha.unwrap_or(0.0)).collect();
+    let alphas = Tensor::<1>::from_data(alphas.as_slice(), (&device, DType::F32)).into_dispatch();
+    let plain = |of: Tensor<1, Int>| if of.is_autodiff() { of.inner() } else { of };
+    let alpha = if tracks { seeds.alpha.clone().inner() } else { seeds.alpha.clone() };
+    let [lifecycle, blueprint_id, blend] = codes_of(seeds).map(plain).map(Tensor::into_dispatch);
+    let alpha = alpha.into_dispatch();
+    let of = State { alpha, lifecycle, blueprint_id, blend };
+    let (alpha, lifecycle, blueprint_id, blend) = Dispatch::kasmina_change(of, codes, alphas);
+    let alpha: Tensor<1> = Tensor::from_dispatch(alpha);
+    let codes = [lifecycle, blueprint_id, blend].map(Tensor::<1, Int>::from_dispatch);
+    let [lifecycle, blueprint_id, blend] = codes.map(|of| if tracks { of.autodiff() } else { of });
+    Seeds { alpha: if tracks { alpha.autodiff() } else { alpha }, lifecycle, blueprint_id, blend }
 }
 
 /// dx, dalpha and dblueprints through the kernels, past autodiff and without checks.

@@ -130,9 +130,7 @@ fn check<const D: usize>(
     check.shape("alpha", &[count], (1..=features).contains(&count), expected)?;
     check.dtype("alpha", alpha, &[dtype, DType::F32])?;
     check.device("alpha", &alpha.device(), &device)?;
-    for (name, of) in
-        [("lifecycle", lifecycle), ("blueprint_id", blueprint_id), ("blend", blend)]
-    {
+    for (name, of) in [("lifecycle", lifecycle), ("blueprint_id", blueprint_id), ("blend", blend)] {
         check.shape(name, &of.dims(), of.dims() == [count], format!("[{count}]"))?;
         check.device(name, &of.device(), &device)?;
     }

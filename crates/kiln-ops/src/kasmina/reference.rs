@@ -1,6 +1,6 @@
 //! The Kasmina layer in plain Burn operations.
 
-use super::{Blend, SeedState, Seeds, Telemetry};
+use super::{Blend, SeedChange, SeedState, Seeds, Telemetry};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
 /// [`kasmina`](fn@super::kasmina) without its checks.
@@ -12,6 +12,10 @@ pub fn kasmina<const D: usize>(
     let (shape, dtype) = (x.dims(), x.dtype());
     let features = shape[D - 1];
     let rows = shape[..D - 1].iter().product();
+    if rows == 0 {
+        let zeros = Tensor::zeros([seeds.count()], (&x.device().inner(), DType::F32));
+        return (x, Telemetry { mean: zeros.clone(), variance: zeros });
+    }
     let x = x.reshape([rows, features]).cast(DType::F32);
     let chunks = Chunks { features, seeds: seeds.count() };
     let (factor, shift) = terms(blueprints, seeds, chunks);
@@ -21,6 +25,41 @@ pub fn kasmina<const D: usize>(
     let passes = passes.unsqueeze::<2>().expand([rows, features]);
     let y = (x.clone() * factor.unsqueeze() + shift.unsqueeze()).mask_where(passes, x);
     (y.cast(dtype).reshape(shape), telemetry)
+}
+
+/// [`Seeds::change`](super::Seeds::change) without its checks.
+pub fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
+    let (device, count) = (seeds.alpha.device().inner(), seeds.count());
+    let tracks = seeds.alpha.is_autodiff();
+    // Where a field changes, and to what.
+    let changed = |of: &dyn Fn(&SeedChange) -> Option<f64>| {
+        let (mut places, mut values) = (vec![false; count], vec![0.0; count]);
+        for change in changes {
+            if let Some(value) = of(change) {
+                (places[change.seed], values[change.seed]) = (true, value);
+            }
+        }
+        (Tensor::<1, Bool>::from_bool(places.as_slice(), &device), values)
+    };
+    let integers = |field: Tensor<1, Int>, of: &dyn Fn(&SeedChange) -> Option<i64>| {
+        let (places, values) = changed(&|change| of(change).map(|value| value as f64));
+        let values: Vec<i64> = values.into_iter().map(|value| value as i64).collect();
+        let field = if field.is_autodiff() { field.inner() } else { field };
+        let values = Tensor::<1, Int>::from_ints(values.as_slice(), &device).cast(field.dtype());
+        let field = field.mask_where(places, values);
+        if tracks { field.autodiff() } else { field }
+    };
+    let (places, values) = changed(&|change| change.alpha.map(f64::from));
+    let alpha = if tracks { seeds.alpha.inner() } else { seeds.alpha };
+    let values = Tensor::<1>::from_data(values.as_slice(), (&device, alpha.dtype()));
+    let alpha = alpha.mask_where(places, values);
+    let row = |row: Option<usize>| row.map_or(-1, |row| row as i64);
+    Seeds {
+        alpha: if tracks { alpha.autodiff() } else { alpha },
+        lifecycle: integers(seeds.lifecycle, &|change| change.state.map(SeedState::code)),
+        blueprint_id: integers(seeds.blueprint_id, &|change| change.blueprint.map(row)),
+        blend: integers(seeds.blend, &|change| change.blend.map(Blend::code)),
+    }
 }
 
 fn contributes(seeds: &Seeds) -> Tensor<1, Bool> {
@@ -59,11 +98,6 @@ fn terms(blueprints: Tensor<2>, seeds: &Seeds, chunks: Chunks) -> (Tensor<1>, Te
 /// Means, then the squares of what is left, as the formula says.
 fn telemetry(x: Tensor<2>, chunks: Chunks) -> Telemetry {
     let x = x.detach().inner();
-    let rows = x.dims()[0];
-    if rows == 0 {
-        let zeros = Tensor::zeros([chunks.seeds], (&x.device(), DType::F32));
-        return Telemetry { mean: zeros.clone(), variance: zeros };
-    }
     let mean = chunks.mean(x.clone().mean_dim(0).squeeze_dim(0));
     let centred = x - chunks.spread_floats(mean.clone()).unsqueeze();
     let squares = (centred.clone() * centred).mean_dim(0).squeeze_dim(0);

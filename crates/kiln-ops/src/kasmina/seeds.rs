@@ -1,8 +1,12 @@
 //! Seeds: what they are on the host, and as a structure of arrays on the device.
 
-use super::OP;
+#[cfg(feature = "cube")]
+use super::backend;
+use super::{OP, reference};
 use crate::OpError;
+use crate::policy::{self, Choice};
 use burn::tensor::{DType, Device, Int, Tensor};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Where a seed is in its life; the numbers are the codes on the device.
@@ -124,16 +128,18 @@ impl Seed {
             return Ok(());
         }
         match (self.blueprint, blueprints) {
-            (None, _) => {
-                let expected = format!("a blueprint, since a seed that is {:?} contributes", self.state);
-                Err(refuse(seed, "blueprint_id", -1, expected))
-            }
+            (None, _) => Err(without(seed, self.state)),
             (Some(row), Some(rows)) if row >= rows => {
                 Err(refuse(seed, "blueprint_id", row, format!("0 to {}", rows - 1)))
             }
             _ => Ok(()),
         }
     }
+}
+
+fn without(seed: usize, state: SeedState) -> OpError {
+    let expected = format!("a blueprint, since a seed that is {state:?} contributes");
+    refuse(seed, "blueprint_id", -1, expected)
 }
 
 fn refuse(
@@ -158,6 +164,22 @@ pub struct SeedChange {
     pub blend: Option<Blend>,
     /// How much of it, 0 to 1.
     pub alpha: Option<f32>,
+}
+
+impl SeedChange {
+    fn check(&self, seeds: usize) -> Result<(), OpError> {
+        let Self { seed, state, blueprint, alpha, .. } = *self;
+        if seed >= seeds {
+            return Err(refuse(seed, "seed", seed, format!("0 to {}", seeds - 1)));
+        }
+        if let Some(alpha) = alpha.filter(|alpha| !(0.0..=1.0).contains(alpha)) {
+            return Err(refuse(seed, "alpha", alpha, "0 to 1"));
+        }
+        match (state, blueprint) {
+            (Some(state), Some(None)) if state.contributes() => Err(without(seed, state)),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// C seeds on a device, a structure of arrays.
@@ -230,6 +252,42 @@ impl Seeds {
     pub fn check(&self, blueprints: usize) -> Result<(), OpError> {
         let seeds = self.read()?;
         seeds.iter().enumerate().try_for_each(|(number, seed)| seed.check(number, blueprints))
+    }
+
+    /// The seeds after some changes, which are made on the device, in place where nobody else holds the tensors: one small
+    /// upload, one launch, and nothing is read. Of several changes of a seed later ones win. A tracked alpha is not
+    /// tracked through it.
+    ///
+    /// What the seed holds is not looked at, so whoever changes a state to one that contributes sees to its blueprint.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] on a seed that is not there, an alpha outside 0 to 1, and a change that contributes and has no
+    /// blueprint; [`OpError`] where the fused kernel was asked for on a device that has none.
+    pub fn change(self, changes: &[SeedChange]) -> Result<Self, OpError> {
+        let count = self.count();
+        for change in changes {
+            change.check(count)?;
+        }
+        if changes.is_empty() {
+            return Ok(self);
+        }
+        // One record for each seed: units write at the same time.
+        let mut merged = BTreeMap::new();
+        for change in changes {
+            let of =
+                merged.entry(change.seed).or_insert(SeedChange { seed: change.seed, ..*change });
+            of.state = change.state.or(of.state);
+            of.blueprint = change.blueprint.or(of.blueprint);
+            of.blend = change.blend.or(of.blend);
+            of.alpha = change.alpha.or(of.alpha);
+        }
+        let changes: Vec<SeedChange> = merged.into_values().collect();
+        Ok(match policy::choose(OP, count, &self.alpha)? {
+            #[cfg(feature = "cube")]
+            Choice::Fused => backend::change(self, &changes),
+            Choice::Reference => reference::change(self, &changes),
+        })
     }
 
     /// How many there are.

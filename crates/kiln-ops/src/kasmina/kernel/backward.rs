@@ -1,8 +1,8 @@
 //! dx, and the gradients of blueprints and alpha.
 
 use super::super::OP;
-use super::seed::{Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_of};
-use super::{Blueprints, Gather, Plan, Sizes, SizesLaunch, left, place};
+use super::seed::{Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_after, seed_of};
+use super::{Blueprints, Gather, Plan, ROWS, Sizes, SizesLaunch, left, load, place};
 use crate::launch::{self, Rows};
 use crate::reduce::{self, Combine, Sums};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
@@ -33,32 +33,34 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
     #[define(E, W, I)] _dtypes: [ElemType; 3],
 ) {
     let place = place(&sizes, plan);
+    // Under way while the seeds are looked up.
+    let mut held = load::<E, N>(dy, sizes.dy, &place, 0, plan);
+    let mut held_x = Array::<Vector<E, N>>::new(comptime!(ROWS));
+    if comptime!(wanted.sums) {
+        held_x = load::<E, N>(x, sizes.x, &place, 0, plan);
+    }
     let mut by = Vector::<f32, N>::new(1.0f32);
     if comptime!(wanted.x) {
+        let mut seed = seed_of::<W, I>(garden, place.at * N::value());
         #[unroll]
         for i in 0..N::value() {
             let at = place.at * N::value() + i;
-            by.insert(i, factor(&feature::<W, I>(garden, at, seed_of::<W, I>(garden, at))));
+            if comptime!(i > 0) {
+                seed = seed_after::<W, I>(garden, at, seed);
+            }
+            by.insert(i, factor(&feature::<W, I>(garden, at, seed)));
         }
     }
     let step = comptime!(plan.below as usize);
     let mut cotangents = Vector::<f32, N>::new(0.0f32);
     let mut products = Vector::<f32, N>::new(0.0f32);
-    let mut held = Array::<Vector<E, N>>::new(comptime!(plan.held));
-    let mut held_x = Array::<Vector<E, N>>::new(comptime!(plan.held));
-    for group in range_stepped(0, place.count, comptime!(plan.held)) {
-        let first = place.first + group * step;
+    let groups = (place.count + comptime!(ROWS - 1)) / comptime!(ROWS);
+    for group in 0..groups {
+        let before = group * comptime!(ROWS);
+        let first = place.first + before * step;
         #[unroll]
-        for r in 0..comptime!(plan.held) {
-            let row = min(first + r * step, sizes.rows - 1);
-            held[r] = dy[row * sizes.dy + place.at];
-            if comptime!(wanted.sums) {
-                held_x[r] = x[row * sizes.x + place.at];
-            }
-        }
-        #[unroll]
-        for r in 0..comptime!(plan.held) {
-            if group + r < place.count {
+        for r in 0..ROWS {
+            if before + r < place.count {
                 let d = Vector::<f32, N>::cast_from(held[r]);
                 if comptime!(wanted.x) && place.own {
                     let at = (first + r * step) * sizes.vectors + place.at;
@@ -68,6 +70,18 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
                     cotangents += d;
                     products += Vector::<f32, N>::cast_from(held_x[r]) * d;
                 }
+            }
+        }
+        let next = load::<E, N>(dy, sizes.dy, &place, group + 1, plan);
+        #[unroll]
+        for r in 0..ROWS {
+            held[r] = next[r];
+        }
+        if comptime!(wanted.sums) {
+            let next = load::<E, N>(x, sizes.x, &place, group + 1, plan);
+            #[unroll]
+            for r in 0..ROWS {
+                held_x[r] = next[r];
             }
         }
     }
@@ -112,9 +126,21 @@ fn gather_kernel<W: Float, I: Int>(
     let mut sum = Sums::<1>::identity();
     for at in range_stepped(begin_of::<W, I>(garden, of) + UNIT_POS_X as usize, end, units) {
         let (mut cotangents, mut products) = (f32::new(0.0), f32::new(0.0));
-        for part in 0..parts {
-            cotangents += sums[part * 2 * features + at];
-            products += sums[(part * 2 + 1) * features + at];
+        for first in range_stepped(0, parts, comptime!(ROWS)) {
+            let mut held = Array::<f32>::new(comptime!(2 * ROWS));
+            #[unroll]
+            for r in 0..ROWS {
+                let part = min(first + r, parts - 1);
+                held[2 * r] = sums[part * 2 * features + at];
+                held[2 * r + 1] = sums[(part * 2 + 1) * features + at];
+            }
+            #[unroll]
+            for r in 0..ROWS {
+                if first + r < parts {
+                    cotangents += held[2 * r];
+                    products += held[2 * r + 1];
+                }
+            }
         }
         let feature = feature::<W, I>(garden, at, of);
         sum[0] += of_alpha(&feature, cotangents, products);
@@ -172,7 +198,7 @@ pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<Cub
     let (x, dy) = (Rows::new(x), Rows::new(dy));
     let size = launch::vector_size(&client, dtype, &[&x, &dy]);
     let vectors = features / size;
-    let plan = Plan::new(&client, vectors);
+    let plan = Plan::new(&client, vectors, size);
     let parts = plan.parts(&client, dy.rows, vectors);
     let sums = match sums_wanted {
         true => left(&like, OP, "sums", [parts.parts, 2, features]),

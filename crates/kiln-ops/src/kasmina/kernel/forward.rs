@@ -1,10 +1,12 @@
 //! y, and the telemetry of x.
 
 use super::super::OP;
-use super::seed::{Garden, factor, feature, seed_of, shift};
-use super::{Blueprints, Gather, Place, Plan, Sizes, SizesLaunch, left, place, rows_of};
+use super::seed::{Garden, factor, feature, seed_after, seed_of, shift};
+use super::{
+    Blueprints, Gather, Place, Plan, ROWS, Sizes, SizesLaunch, left, load, place, rows_of,
+};
 use crate::launch::{self, Rows};
-use crate::reduce::{self, Combine, Sums};
+use crate::reduce::{self, Combine};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -24,26 +26,26 @@ impl<N: Size> Moments<N> {
         Moments::<N> { mean: Vector::new(0.0f32), m2: Vector::new(0.0f32), count: 0usize }
     }
 
-    /// Takes some rows in: their own mean and M2 first (Chan, Golub and LeVeque, 1979).
-    fn take<E: Float>(&mut self, rows: &Array<Vector<E, N>>, #[comptime] number: usize) {
+    /// Takes [`ROWS`] rows in: their own mean and M2 first (Chan, Golub and LeVeque, 1979).
+    fn take<E: Float>(&mut self, rows: &Array<Vector<E, N>>) {
         let mut sum = Vector::<f32, N>::cast_from(rows[0]);
         #[unroll]
-        for r in 1..number {
+        for r in 1..ROWS {
             sum += Vector::<f32, N>::cast_from(rows[r]);
         }
-        let mean = sum * Vector::new(comptime!(1.0f32 / number as f32));
+        let mean = sum * Vector::new(comptime!(1.0f32 / ROWS as f32));
         let mut m2 = Vector::<f32, N>::new(0.0f32);
         #[unroll]
-        for r in 0..number {
+        for r in 0..ROWS {
             let centred = Vector::<f32, N>::cast_from(rows[r]) - mean;
             m2 += centred * centred;
         }
         let apart = mean - self.mean;
         let before = f32::cast_from(self.count as u32);
-        let share = f32::cast_from(comptime!(number as u32)) / (before + comptime!(number as f32));
+        let share = f32::cast_from(comptime!(ROWS as u32)) / (before + comptime!(ROWS as f32));
         self.mean += apart * Vector::new(share);
         self.m2 += m2 + apart * apart * Vector::new(before * share);
-        self.count += comptime!(number);
+        self.count += comptime!(ROWS);
     }
 
     /// Takes one more row in.
@@ -68,49 +70,49 @@ fn forward_kernel<E: Float, W: Float, I: Int, N: Size>(
     #[define(E, W, I)] _dtypes: [ElemType; 3],
 ) {
     let place = place(&sizes, plan);
+    // Under way while the seeds are looked up.
+    let mut held = load::<E, N>(x, sizes.x, &place, 0, plan);
     let (mut by, mut more) = (Vector::<f32, N>::empty(), Vector::<f32, N>::empty());
+    let mut seed = seed_of::<W, I>(garden, place.at * N::value());
     #[unroll]
     for i in 0..N::value() {
         let at = place.at * N::value() + i;
-        let of = feature::<W, I>(garden, at, seed_of::<W, I>(garden, at));
+        if comptime!(i > 0) {
+            seed = seed_after::<W, I>(garden, at, seed);
+        }
+        let of = feature::<W, I>(garden, at, seed);
         by.insert(i, factor(&of));
         more.insert(i, shift(&of, garden.minus_zero));
     }
     let step = comptime!(plan.below as usize);
     let mut seen = Moments::<N>::new();
-    let mut held = Array::<Vector<E, N>>::new(comptime!(plan.held));
-    let whole = place.count / comptime!(plan.held);
+    let whole = place.count / comptime!(ROWS);
+    let mut row = place.first;
     for group in 0..whole {
-        let first = place.first + group * comptime!(plan.held * plan.below as usize);
-        #[unroll]
-        for r in 0..comptime!(plan.held) {
-            held[r] = x[(first + r * step) * sizes.x + place.at];
-        }
         if place.own {
             #[unroll]
-            for r in 0..comptime!(plan.held) {
+            for r in 0..ROWS {
                 let value = Vector::<f32, N>::cast_from(held[r]) * by + more;
-                y[(first + r * step) * sizes.vectors + place.at] = Vector::cast_from(value);
+                y[(row + r * step) * sizes.vectors + place.at] = Vector::cast_from(value);
             }
         }
-        seen.take::<E>(&held, plan.held);
+        seen.take::<E>(&held);
+        let next = load::<E, N>(x, sizes.x, &place, group + 1, plan);
+        #[unroll]
+        for r in 0..ROWS {
+            held[r] = next[r];
+        }
+        row += comptime!(ROWS * plan.below as usize);
     }
-    // The rest; rows past the end are the last once more, and count for nothing.
-    let rest = place.count - whole * comptime!(plan.held);
-    let first = place.first + whole * comptime!(plan.held * plan.below as usize);
+    let rest = place.count - whole * comptime!(ROWS);
     #[unroll]
-    for r in 0..comptime!(plan.held - 1) {
-        held[r] = x[min(first + r * step, sizes.rows - 1) * sizes.x + place.at];
-    }
-    #[unroll]
-    for r in 0..comptime!(plan.held - 1) {
+    for r in 0..comptime!(ROWS - 1) {
         if r < rest {
-            let row = Vector::<f32, N>::cast_from(held[r]);
+            let x = Vector::<f32, N>::cast_from(held[r]);
             if place.own {
-                y[(first + r * step) * sizes.vectors + place.at] =
-                    Vector::cast_from(row * by + more);
+                y[(row + r * step) * sizes.vectors + place.at] = Vector::cast_from(x * by + more);
             }
-            seen.take_one(row);
+            seen.take_one(x);
         }
     }
     write_moments::<N>(&seen, moments, &sizes, &place, plan);
@@ -153,6 +155,29 @@ fn write_moments<N: Size>(
     }
 }
 
+/// Number, mean and M2 of some elements.
+struct Telemetry;
+
+#[cube]
+impl Combine for Telemetry {
+    const REGISTERS: usize = 3;
+    const COMMUTATIVE: bool = false;
+
+    fn identity() -> Array<f32> {
+        Array::<f32>::new(3usize)
+    }
+
+    fn combine(earlier: &Array<f32>, later: &Array<f32>) -> Array<f32> {
+        let mut both = Array::<f32>::new(3usize);
+        let apart = later[1] - earlier[1];
+        both[0] = earlier[0] + later[0];
+        let share = later[0] / max(both[0], 1.0);
+        both[1] = earlier[1] + apart * share;
+        both[2] = earlier[2] + later[2] + apart * apart * (earlier[0] * share);
+        both
+    }
+}
+
 /// Brings the columns of each chunk and the parts of its rows together.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn telemetry_kernel(
@@ -161,6 +186,7 @@ fn telemetry_kernel(
     variance: &mut [f32],
     rows: usize,
     share: usize,
+    parts: usize,
     features: usize,
     seeds: usize,
     #[comptime] gather: Gather,
@@ -169,37 +195,40 @@ fn telemetry_kernel(
     let (short, longer) = (features / seeds, features % seeds);
     let of = min(seed, seeds - 1);
     let begin = of * short + min(of, longer);
-    let next = of + 1;
-    let end = next * short + min(next, longer);
+    let size = short + select(of < longer, 1usize, 0usize);
     let units = comptime!(gather.row.units as usize);
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(2 * gather.row.shared()));
-    let size = comptime!(gather.row.shared());
-    let parts = (rows + share - 1) / share;
-    let count = f32::cast_from((end - begin) as u32) * f32::cast_from(rows as u32);
-    let mut sum = Sums::<1>::identity();
-    for part in 0..parts {
-        let here = f32::cast_from(min(share, rows - part * share) as u32);
-        for column in range_stepped(begin + UNIT_POS_X as usize, end, units) {
-            sum[0] += here * moments[part * 2 * features + column];
+    let mut all = Telemetry::identity();
+    for first in range_stepped(UNIT_POS_X as usize, parts * size, comptime!(ROWS) * units) {
+        let mut held = Array::<f32>::new(comptime!(3 * ROWS));
+        #[unroll]
+        for r in 0..ROWS {
+            let asked = first + r * units;
+            let number = min(asked, parts * size - 1);
+            let part = number / size;
+            let at = part * 2 * features + begin + (number - part * size);
+            let here = f32::cast_from(min(share, rows - part * share) as u32);
+            held[3 * r] = select(asked == number, here, f32::new(0.0));
+            held[3 * r + 1] = moments[at];
+            held[3 * r + 2] = moments[at + features];
+        }
+        #[unroll]
+        for r in 0..ROWS {
+            let mut next = Telemetry::identity();
+            next[0] = held[3 * r];
+            next[1] = held[3 * r + 1];
+            // M2 is not divided by a count that is none.
+            next[2] = select(held[3 * r] > 0.0, held[3 * r + 2], f32::new(0.0));
+            let both = Telemetry::combine(&all, &next);
+            reduce::assign::<Telemetry>(&mut all, &both);
         }
     }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(3 * gather.row.shared()));
+    // Units that shuffle have to be together again: they have had different numbers.
     sync_cube();
-    reduce::rows::<Sums<1>>(&mut sum, &mut shared[0..size], gather.row);
-    let about = sum[0] / count;
-    let mut m2 = Sums::<1>::identity();
-    for part in 0..parts {
-        let here = f32::cast_from(min(share, rows - part * share) as u32);
-        for column in range_stepped(begin + UNIT_POS_X as usize, end, units) {
-            let at = part * 2 * features + column;
-            let apart = moments[at] - about;
-            m2[0] += moments[at + features] + here * apart * apart;
-        }
-    }
-    sync_cube();
-    reduce::rows::<Sums<1>>(&mut m2, &mut shared[size..2 * size], gather.row);
+    reduce::rows::<Telemetry>(&mut all, &mut shared, gather.row);
     if UNIT_POS_X == 0 && seed < seeds {
-        mean[seed] = about;
-        variance[seed] = m2[0] / count;
+        mean[seed] = all[1];
+        variance[seed] = all[2] / all[0];
     }
 }
 
@@ -217,7 +246,7 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
     let x = Rows::new(x);
     let size = launch::vector_size(&client, dtype, &[&x]);
     let vectors = features / size;
-    let plan = Plan::new(&client, vectors);
+    let plan = Plan::new(&client, vectors, size);
     let parts = plan.parts(&client, x.rows, vectors);
     let moments = left(&y, OP, "moments", [parts.parts, 2, features]);
     let address = launch::address_type(&[&x.tensor, &y, &moments]);
@@ -240,7 +269,7 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
             types,
         );
     }
-    let gather = Gather::new(&client, features.div_ceil(seeds));
+    let gather = Gather::new(&client, features.div_ceil(seeds) * parts.parts);
     let address = launch::address_type(&[&moments]);
     launch::plans::note("kasmina telemetry", &(&gather, address), &[]);
     // SAFETY: a seed that is none stands for the last and writes nothing.
@@ -255,6 +284,7 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
             variance.clone().into_buffer_arg(),
             rows,
             parts.share,
+            parts.parts,
             features,
             seeds,
             gather,

@@ -6,11 +6,14 @@
 //! order, so two runs agree bit for bit.
 
 mod backward;
+mod change;
 mod forward;
 mod seed;
 
 pub use backward::Backward;
 pub(super) use backward::backward;
+pub use change::State;
+pub(super) use change::change;
 pub(super) use forward::forward;
 pub use seed::Blueprints;
 
@@ -19,16 +22,17 @@ use crate::reduce::RowUnits;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Vectors of a row that a cube takes at most.
-const COLUMNS: u32 = 32;
-/// Units of a cube.
-const UNITS: u32 = 256;
+/// Vectors of a row that a cube takes at most: 1 KB.
+const COLUMNS: u32 = 64;
+/// Units of a cube, which is the only one of its multiprocessor: with more, the last of them worked alone for a while
+/// (H200, 2026-11-27, 65536×4096 in bf16: forward 281 µs; two and four of 256 units 304 and 365).
+const UNITS: u32 = 512;
 /// Rows of a unit whose loads are under way together.
 const ROWS: usize = 4;
-/// Cubes of a launch for each multiprocessor: as many as are there at once.
-const CUBES: usize = 4;
 /// Units that bring a seed's numbers together, at most.
 const GATHERERS: u32 = 256;
+/// Bytes of shared memory that every device has.
+const SHARED: usize = 32 << 10;
 
 /// How rows and columns are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,8 +41,6 @@ struct Plan {
     columns: u32,
     /// Units below each other.
     below: u32,
-    /// Rows of a unit whose loads are under way together.
-    held: usize,
 }
 
 /// The same in numbers that a kernel takes at run time.
@@ -52,19 +54,20 @@ struct Parts {
 }
 
 impl Plan {
-    fn new(client: &Client, vectors: usize) -> Self {
-        let env = |n: &str, d: usize| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
-        let units = (env("KU", UNITS as usize) as u32).min(client.properties().hardware.max_units_per_cube);
-        let columns = (vectors as u32).next_power_of_two().min(env("KC", COLUMNS as usize) as u32).min(units);
-        Self { columns, below: units / columns, held: env("KR", ROWS) }
+    /// For rows of `vectors` vectors of `size` elements.
+    fn new(client: &Client, vectors: usize, size: usize) -> Self {
+        // A unit leaves two vectors of f32 for the others.
+        let fits = (SHARED / (2 * size * size_of::<f32>())) as u32;
+        let units = UNITS.min(client.properties().hardware.max_units_per_cube).min(fits);
+        let columns = (vectors as u32).next_power_of_two().min(COLUMNS).min(units);
+        Self { columns, below: units / columns }
     }
 
     fn parts(&self, client: &Client, rows: usize, vectors: usize) -> Parts {
         let tiles = vectors.div_ceil(self.columns as usize);
-        let env = |n: &str, d: usize| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
-        let wanted = (env("KN", CUBES) * launch::multiprocessors(client) / tiles).max(1);
-        // No part without rows, and none with fewer than units below each other.
-        let share = rows.div_ceil(wanted).max(self.below as usize);
+        let wanted = (launch::multiprocessors(client) / tiles).max(1);
+        // No part with fewer rows than its units can have under way.
+        let share = rows.div_ceil(wanted).max(self.below as usize * ROWS);
         Parts { tiles, parts: rows.div_ceil(share), share }
     }
 
@@ -94,9 +97,10 @@ struct Place {
     /// The vector of a row, and whether there is one: else it stands for the last and writes nothing.
     at: usize,
     own: bool,
-    /// Its first row, and how many it has, `below` apart.
+    /// Its first row, how many it has, `below` apart, and the last of its part.
     first: usize,
     count: usize,
+    last: usize,
 }
 
 /// Rows of the part that begins at `begin` of the unit `below` others: every so many of them.
@@ -124,6 +128,7 @@ fn place(sizes: &Sizes, #[comptime] plan: Plan) -> Place {
         own: at < sizes.vectors && begin < sizes.rows,
         first: begin + below,
         count: rows_of(sizes, begin, below, plan),
+        last: min(begin + sizes.share, sizes.rows) - 1,
     }
 }
 
@@ -134,11 +139,11 @@ struct Gather {
 }
 
 impl Gather {
-    /// For chunks of up to `size` features in so many parts.
-    fn new(client: &Client, size: usize) -> Self {
+    /// For so many numbers of a seed.
+    fn new(client: &Client, numbers: usize) -> Self {
         let plane = launch::plane_size(client);
         let most = client.properties().hardware.max_units_per_cube.min(GATHERERS);
-        let units = (size as u32).min(most);
+        let units = numbers.min(most as usize) as u32;
         let units = match units <= plane || plane == 1 {
             true => units.next_power_of_two().min(most),
             false => units.next_multiple_of(plane).min(most),
@@ -154,4 +159,24 @@ impl Gather {
 /// The numbers of one kind that a kernel has left, `kinds` of them: `[parts, kinds, H]`.
 fn left(like: &CubeTensor, op: &'static str, name: &'static str, of: [usize; 3]) -> CubeTensor {
     launch::scratch(like, op, name, burn::tensor::Shape::new(of), burn::tensor::DType::F32)
+}
+
+/// [`ROWS`] rows of a unit from its `group`-th on, all their loads under way. Those past the end of its part are the last
+/// once more.
+#[cube]
+fn load<E: Float, N: Size>(
+    of: &[Vector<E, N>],
+    stride: usize,
+    place: &Place,
+    group: usize,
+    #[comptime] plan: Plan,
+) -> Array<Vector<E, N>> {
+    let mut held = Array::<Vector<E, N>>::new(comptime!(ROWS));
+    let first = place.first + group * comptime!(ROWS * plan.below as usize);
+    #[unroll]
+    for r in 0..ROWS {
+        let row = min(first + comptime!(r * plan.below as usize), place.last);
+        held[r] = of[row * stride + place.at];
+    }
+    held
 }

@@ -73,6 +73,16 @@ pub(super) fn seed_of<W: Float, I: Int>(of: &Garden<W, I>, feature: usize) -> us
     seed
 }
 
+/// The same of the feature after one of seed `before`.
+#[cube]
+pub(super) fn seed_after<W: Float, I: Int>(
+    of: &Garden<W, I>,
+    feature: usize,
+    before: usize,
+) -> usize {
+    before + select(feature == begin_of::<W, I>(of, before + 1), 1usize, 0usize)
+}
+
 /// The first feature of a seed.
 #[cube]
 pub(super) fn begin_of<W: Float, I: Int>(of: &Garden<W, I>, seed: usize) -> usize {
@@ -80,11 +90,7 @@ pub(super) fn begin_of<W: Float, I: Int>(of: &Garden<W, I>, seed: usize) -> usiz
 }
 
 #[cube]
-pub(super) fn feature<W: Float, I: Int>(
-    of: &Garden<W, I>,
-    feature: usize,
-    seed: usize,
-) -> Feature {
+pub(super) fn feature<W: Float, I: Int>(of: &Garden<W, I>, feature: usize, seed: usize) -> Feature {
     let state = u32::cast_from(of.lifecycle[seed]);
     // Whatever stands there, a row that is there is read.
     let row = min(u32::cast_from(of.blueprint_id[seed]) as usize, of.count - 1);
