@@ -56,7 +56,7 @@ impl Default for KasminaOptions {
 /// What is known of the chunks of an input: f32, without gradients, on the device until somebody reads it.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
-    /// The mean of each chunk over all rows, `[C]`; 0 without rows.
+    /// The mean of each chunk over all rows, `[C]`; 0 without rows, and not a number where the chunk has an infinity.
     pub mean: Tensor<1>,
     /// Its variance, of the population, `[C]`; 0 without rows.
     pub variance: Tensor<1>,

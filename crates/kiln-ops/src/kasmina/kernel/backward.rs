@@ -198,7 +198,7 @@ pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<Cub
     let (x, dy) = (Rows::new(x), Rows::new(dy));
     let size = launch::vector_size(&client, dtype, &[&x, &dy]);
     let vectors = features / size;
-    let plan = Plan::new(&client, vectors, size);
+    let plan = Plan::new(&client, dy.rows, vectors, size);
     let parts = plan.parts(&client, dy.rows, vectors);
     let sums = match sums_wanted {
         true => left(&like, OP, "sums", [parts.parts, 2, features]),
@@ -229,7 +229,7 @@ pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<Cub
         );
     }
     if sums_wanted {
-        let gather = Gather::new(&client, features.div_ceil(seeds));
+        let gather = Gather::new(&client, features.div_ceil(seeds), 1);
         let address = launch::address_type(&[&sums, &of.rows]);
         let wanted = [wanted[1], wanted[2]];
         launch::plans::note("kasmina gradients", &(&gather, wanted, address), &[]);

@@ -130,25 +130,33 @@ fn write_moments<N: Size>(
     let columns = comptime!(plan.columns as usize);
     let units = comptime!((plan.columns * plan.below) as usize);
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(2 * units));
-    let unit = UNIT_POS_X as usize;
-    shared[UNIT_POS as usize] = seen.mean;
-    shared[units + UNIT_POS as usize] = seen.m2;
+    let unit = UNIT_POS as usize;
+    let (mut mean, mut m2) = (seen.mean, seen.m2);
+    shared[unit] = mean;
+    shared[units + unit] = m2;
     sync_cube();
-    if UNIT_POS_Y == 0 && place.own {
-        let begin = place.part * sizes.share;
-        let rows = min(begin + sizes.share, sizes.rows) - begin;
-        let mut sum = Vector::<f32, N>::new(0.0f32);
-        for below in 0..comptime!(plan.below as usize) {
-            let count = f32::cast_from(rows_of(sizes, begin, below, plan) as u32);
-            sum += shared[below * columns + unit] * Vector::new(count);
+    // The upper half is folded onto the lower one. A unit has then seen the rows of every `step`-th from it on.
+    let begin = place.part * sizes.share;
+    let below = UNIT_POS_Y as usize;
+    #[unroll]
+    for level in 0..comptime!(plan.below.ilog2()) {
+        let step = comptime!((plan.below >> (level + 1)) as usize);
+        if below < step {
+            let first = rows_of(sizes, begin, below, comptime!(2 * step));
+            let second = rows_of(sizes, begin, below + step, comptime!(2 * step));
+            let other = unit + step * columns;
+            let apart = shared[other] - mean;
+            let share =
+                f32::cast_from(second as u32) / f32::cast_from(max(first + second, 1) as u32);
+            mean += apart * Vector::new(share);
+            m2 += shared[units + other]
+                + apart * apart * Vector::new(f32::cast_from(first as u32) * share);
+            shared[unit] = mean;
+            shared[units + unit] = m2;
         }
-        let mean = sum / Vector::new(f32::cast_from(rows as u32));
-        let mut m2 = Vector::<f32, N>::new(0.0f32);
-        for below in 0..comptime!(plan.below as usize) {
-            let count = f32::cast_from(rows_of(sizes, begin, below, plan) as u32);
-            let apart = shared[below * columns + unit] - mean;
-            m2 += shared[units + below * columns + unit] + apart * apart * Vector::new(count);
-        }
+        sync_cube();
+    }
+    if below == 0 && place.own {
         let at = place.part * 2 * sizes.vectors + place.at;
         moments[at] = mean;
         moments[at + sizes.vectors] = m2;
@@ -189,35 +197,27 @@ fn telemetry_kernel(
     parts: usize,
     features: usize,
     seeds: usize,
+    short: usize,
+    longer: usize,
     #[comptime] gather: Gather,
 ) {
     let seed = CUBE_POS * comptime!(gather.row.rows as usize) + UNIT_POS_Y as usize;
-    let (short, longer) = (features / seeds, features % seeds);
     let of = min(seed, seeds - 1);
     let begin = of * short + min(of, longer);
-    let size = short + select(of < longer, 1usize, 0usize);
-    let units = comptime!(gather.row.units as usize);
+    let end = begin + short + select(of < longer, 1usize, 0usize);
+    let columns = comptime!(gather.columns as usize);
+    let column = UNIT_POS_X as usize % columns;
+    let others = comptime!((gather.row.units / gather.columns) as usize);
     let mut all = Telemetry::identity();
-    for first in range_stepped(UNIT_POS_X as usize, parts * size, comptime!(ROWS) * units) {
-        let mut held = Array::<f32>::new(comptime!(3 * ROWS));
-        #[unroll]
-        for r in 0..ROWS {
-            let asked = first + r * units;
-            let number = min(asked, parts * size - 1);
-            let part = number / size;
-            let at = part * 2 * features + begin + (number - part * size);
-            let here = f32::cast_from(min(share, rows - part * share) as u32);
-            held[3 * r] = select(asked == number, here, f32::new(0.0));
-            held[3 * r + 1] = moments[at];
-            held[3 * r + 2] = moments[at + features];
-        }
-        #[unroll]
-        for r in 0..ROWS {
+    for part in range_stepped(UNIT_POS_X as usize / columns, parts, others) {
+        let here = f32::cast_from(min(share, rows - part * share) as u32);
+        for at in
+            range_stepped(part * 2 * features + begin + column, part * 2 * features + end, columns)
+        {
             let mut next = Telemetry::identity();
-            next[0] = held[3 * r];
-            next[1] = held[3 * r + 1];
-            // M2 is not divided by a count that is none.
-            next[2] = select(held[3 * r] > 0.0, held[3 * r + 2], f32::new(0.0));
+            next[0] = here;
+            next[1] = moments[at];
+            next[2] = moments[at + features];
             let both = Telemetry::combine(&all, &next);
             reduce::assign::<Telemetry>(&mut all, &both);
         }
@@ -246,7 +246,7 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
     let x = Rows::new(x);
     let size = launch::vector_size(&client, dtype, &[&x]);
     let vectors = features / size;
-    let plan = Plan::new(&client, vectors, size);
+    let plan = Plan::new(&client, x.rows, vectors, size);
     let parts = plan.parts(&client, x.rows, vectors);
     let moments = left(&y, OP, "moments", [parts.parts, 2, features]);
     let address = launch::address_type(&[&x.tensor, &y, &moments]);
@@ -269,7 +269,7 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
             types,
         );
     }
-    let gather = Gather::new(&client, features.div_ceil(seeds) * parts.parts);
+    let gather = plan.gather(&client, rows, vectors, features.div_ceil(seeds));
     let address = launch::address_type(&[&moments]);
     launch::plans::note("kasmina telemetry", &(&gather, address), &[]);
     // SAFETY: a seed that is none stands for the last and writes nothing.
@@ -287,6 +287,8 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
             parts.parts,
             features,
             seeds,
+            features / seeds,
+            features % seeds,
             gather,
         );
     }

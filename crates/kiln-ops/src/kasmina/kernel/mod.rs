@@ -17,7 +17,7 @@ pub(super) use change::change;
 pub(super) use forward::forward;
 pub use seed::Blueprints;
 
-use crate::launch;
+use crate::launch::{self, limits};
 use crate::reduce::RowUnits;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -54,13 +54,16 @@ struct Parts {
 }
 
 impl Plan {
-    /// For rows of `vectors` vectors of `size` elements.
-    fn new(client: &Client, vectors: usize, size: usize) -> Self {
+    /// For so many rows of `vectors` vectors of `size` elements.
+    fn new(client: &Client, rows: usize, vectors: usize, size: usize) -> Self {
+        let rows = limits::reckoned(rows);
         // A unit leaves two vectors of f32 for the others.
         let fits = (SHARED / (2 * size * size_of::<f32>())) as u32;
         let units = UNITS.min(client.properties().hardware.max_units_per_cube).min(fits);
         let columns = (vectors as u32).next_power_of_two().min(COLUMNS).min(units);
-        Self { columns, below: units / columns }
+        // Both are powers of two: what units below each other have seen is brought together in a tree.
+        let below = (units / columns).min(rows.div_ceil(ROWS).next_power_of_two() as u32);
+        Self { columns, below: 1 << below.ilog2() }
     }
 
     fn parts(&self, client: &Client, rows: usize, vectors: usize) -> Parts {
@@ -69,6 +72,11 @@ impl Plan {
         // No part with fewer rows than its units can have under way.
         let share = rows.div_ceil(wanted).max(self.below as usize * ROWS);
         Parts { tiles, parts: rows.div_ceil(share), share }
+    }
+
+    /// Who brings chunks of up to `size` features together.
+    fn gather(&self, client: &Client, rows: usize, vectors: usize, size: usize) -> Gather {
+        Gather::new(client, size, self.parts(client, limits::reckoned(rows), vectors).parts)
     }
 
     fn cube_dim(&self) -> CubeDim {
@@ -103,14 +111,13 @@ struct Place {
     last: usize,
 }
 
-/// Rows of the part that begins at `begin` of the unit `below` others: every so many of them.
+/// Rows of the part that begins at `begin`: every `step`-th from the one `below` on.
 #[cube]
-fn rows_of(sizes: &Sizes, begin: usize, below: usize, #[comptime] plan: Plan) -> usize {
+fn rows_of(sizes: &Sizes, begin: usize, below: usize, #[comptime] step: usize) -> usize {
     let end = min(begin + sizes.share, sizes.rows);
-    let step = comptime!(plan.below as usize);
     let mut count = 0usize;
     if begin + below < end {
-        count = (end - begin - below + comptime!(plan.below as usize - 1)) / step;
+        count = (end - begin - below + comptime!(step - 1)) / step;
     }
     count
 }
@@ -127,7 +134,7 @@ fn place(sizes: &Sizes, #[comptime] plan: Plan) -> Place {
         at: min(at, sizes.vectors - 1),
         own: at < sizes.vectors && begin < sizes.rows,
         first: begin + below,
-        count: rows_of(sizes, begin, below, plan),
+        count: rows_of(sizes, begin, below, comptime!(plan.below as usize)),
         last: min(begin + sizes.share, sizes.rows) - 1,
     }
 }
@@ -135,20 +142,21 @@ fn place(sizes: &Sizes, #[comptime] plan: Plan) -> Place {
 /// The units that bring the columns of a seed and the parts of its rows together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Gather {
+    /// Units of a seed and seeds of a cube.
     row: RowUnits,
+    /// Of the units of a seed those with columns of their own; the others have other parts of the rows.
+    columns: u32,
 }
 
 impl Gather {
-    /// For so many numbers of a seed.
-    fn new(client: &Client, numbers: usize) -> Self {
-        let plane = launch::plane_size(client);
+    /// For chunks of up to `size` features whose rows are in so many parts.
+    fn new(client: &Client, size: usize, parts: usize) -> Self {
         let most = client.properties().hardware.max_units_per_cube.min(GATHERERS);
-        let units = numbers.min(most as usize) as u32;
-        let units = match units <= plane || plane == 1 {
-            true => units.next_power_of_two().min(most),
-            false => units.next_multiple_of(plane).min(most),
-        };
-        Self { row: RowUnits::new(client, units, (most / units).max(1)) }
+        let most = 1 << most.ilog2();
+        let up_to = |number: usize, most: u32| (number.next_power_of_two() as u32).min(most);
+        let columns = up_to(size, most);
+        let units = columns * up_to(parts, most / columns);
+        Self { row: RowUnits::new(client, units, most / units), columns }
     }
 
     fn cubes(&self, seeds: usize) -> usize {

@@ -104,30 +104,22 @@ pub(super) fn feature<W: Float, I: Int>(of: &Garden<W, I>, feature: usize, seed:
     }
 }
 
-/// What x is multiplied with.
+/// What x is multiplied with. Here and below all is computed and one thing chosen: behind branches the loads of a unit's
+/// features would wait for each other.
 #[cube]
 pub(super) fn factor(of: &Feature) -> f32 {
-    let mut factor = f32::new(1.0);
-    if of.contributes {
-        if of.blend == LERP {
-            factor = 1.0 + of.alpha * (of.w - 1.0);
-        } else if of.blend == SCALE {
-            factor = of.w;
-        } else if of.blend != ADD {
-            factor = 1.0 - of.alpha;
-        }
-    }
-    factor
+    let one = f32::new(1.0);
+    let lerp = 1.0 + of.alpha * (of.w - 1.0);
+    let others = select(of.blend == ADD, one, 1.0 - of.alpha);
+    let blended = select(of.blend == LERP, lerp, select(of.blend == SCALE, of.w, others));
+    select(of.contributes, blended, one)
 }
 
 /// What is added then.
 #[cube]
 pub(super) fn shift(of: &Feature, minus_zero: f32) -> f32 {
-    let mut shift = minus_zero;
-    if of.contributes && of.blend != LERP && of.blend != SCALE {
-        shift = of.alpha * of.w;
-    }
-    shift
+    let shifts = of.contributes && of.blend != LERP && of.blend != SCALE;
+    select(shifts, of.alpha * of.w, minus_zero)
 }
 
 /// The gradient of w from the sums of dy and of x·dy.
