@@ -29,6 +29,7 @@ mod attention;
 mod bk_core;
 mod bk_state;
 mod hyper_connection;
+pub mod kasmina;
 mod kv_cache;
 mod linear;
 mod rms_norm;
@@ -41,6 +42,7 @@ pub use bk_state::BkState;
 pub use hyper_connection::{
     HyperConnection, HyperConnectionConfig, HyperHead, HyperHeadConfig, streams,
 };
+pub use kasmina::{KasminaLayer, KasminaLayerConfig, Lifecycle, LifecycleConfig};
 pub use kv_cache::KvCache;
 pub use linear::{Linear, LinearConfig};
 pub use rms_norm::{RmsNorm, RmsNormConfig};
@@ -51,8 +53,9 @@ pub use swiglu_mlp::{SwiGlu, SwiGluConfig};
 pub mod prelude {
     pub use crate::{
         BkCore, BkCoreConfig, BkState, CausalSelfAttention, CausalSelfAttentionConfig,
-        HyperConnection, HyperConnectionConfig, HyperHead, HyperHeadConfig, KvCache, Linear,
-        LinearConfig, RmsNorm, RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
+        HyperConnection, HyperConnectionConfig, HyperHead, HyperHeadConfig, KasminaLayer,
+        KasminaLayerConfig, KvCache, Lifecycle, LifecycleConfig, Linear, LinearConfig, RmsNorm,
+        RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
     };
     pub use kiln_ops::prelude::*;
 }

@@ -29,6 +29,7 @@ pub mod oracle;
 pub mod reference;
 mod seeds;
 
+pub use reference::chunk_means;
 pub use seeds::{Blend, Seed, SeedChange, SeedState, Seeds, chunk};
 
 use crate::OpError;

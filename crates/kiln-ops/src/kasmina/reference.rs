@@ -111,6 +111,11 @@ struct Chunks {
     seeds: usize,
 }
 
+/// The mean over each seed's features of `[H]`, `[C]`; differentiable.
+pub fn chunk_means(of: Tensor<1>, seeds: usize) -> Tensor<1> {
+    Chunks { features: of.dims()[0], seeds }.mean(of)
+}
+
 impl Chunks {
     /// Seeds and features of each, of the longer chunks and of the others; none of the longer perhaps.
     fn classes(self) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {

@@ -1,0 +1,287 @@
+//! Seeds inside a layer: they germinate, learn by themselves, are grafted in, and stay for good or are taken out.
+//!
+//! A [`KasminaLayer`] stands around a base layer and blends blueprints into its output, in the chunk of features of each
+//! seed (`kiln_ops`' `kasmina`). What a seed does follows from its [state](SeedState): until it is grafted nobody sees it,
+//! then its share alpha grows, then it is frozen and measured, learns once more, and becomes part of the layer.
+//!
+//! The [`Lifecycle`] decides on the host, with a typed error for every step that is refused. The device has the state as a
+//! structure of arrays, which changes in one launch; a forward or backward copies nothing to the host.
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::tensor::{Device, Tensor};
+//! use kiln_nn::kasmina::{SeedMetrics, SeedState};
+//! use kiln_nn::prelude::*;
+//!
+//! let device = Device::flex();
+//! let base = LinearConfig::new(16, 16).init(&device);
+//! let mut layer = KasminaLayerConfig::new(16, 4).init(&device);
+//! let mut lifecycle = layer.lifecycle()?;
+//! lifecycle.germinate(2, 0, Blend::Lerp)?;
+//! lifecycle.transition(2, SeedState::Training, &SeedMetrics::default())?;
+//! layer.follow(&lifecycle)?;
+//!
+//! let h = base.forward(Tensor::<2>::ones([8, 16], &device));
+//! let loss = layer.reconstruction(h.clone()); // of each seed, to be added to the model's
+//! let y = layer.forward(h, |h| h);
+//! assert_eq!((y.dims(), loss.dims()), ([8, 16], [4]));
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod lifecycle;
+mod schedule;
+mod stored;
+
+pub use lifecycle::{
+    HISTORY, Life, Lifecycle, LifecycleConfig, SeedMetrics, Step, TransitionError, following,
+};
+pub use schedule::Schedule;
+
+pub use kiln_ops::prelude::{Blend, Seed, SeedState};
+
+use crate::{check_size, check_width, expect};
+use burn::config::Config;
+use burn::module::{
+    Content, DisplaySettings, Module, ModuleDisplay, Param, ParamId, ParameterValue,
+};
+use burn::nn::Initializer;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_ops::kasmina::chunk_means;
+use kiln_ops::prelude::{KasminaOptions, OpError, SeedChange, Seeds, Telemetry, kasmina};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The seeds come from a [`Lifecycle`], which is checked when the layer follows it.
+const CHECKED: KasminaOptions = KasminaOptions { check_seeds: false };
+
+/// Configuration of [`KasminaLayer`].
+#[derive(Config, Debug)]
+pub struct KasminaLayerConfig {
+    /// Features of the base layer's output.
+    pub features: usize,
+    /// Seeds, up to one for each feature.
+    pub seeds: usize,
+    /// Rows that seeds choose from.
+    #[config(default = 1)]
+    pub blueprints: usize,
+    /// Forwards whose telemetry is kept on the device.
+    #[config(default = 16)]
+    pub forwards: usize,
+    /// Rules of the seeds' lives.
+    #[config(default = "LifecycleConfig::new()")]
+    pub lifecycle: LifecycleConfig,
+    /// Start values of the blueprints: about 1, with which `lerp` and `scale` change little.
+    #[config(default = "Initializer::Normal { mean: 1.0, std: 0.02 }")]
+    pub initializer: Initializer,
+}
+
+/// Seeds around a base layer. All of their state is part of its record.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct KasminaLayer {
+    /// `[P, H]`.
+    pub blueprints: Param<Tensor<2>>,
+    alpha: Param<Tensor<1>>,
+    lifecycle: Param<Tensor<1, Int>>,
+    blueprint_id: Param<Tensor<1, Int>>,
+    blend: Param<Tensor<1, Int>>,
+    /// What only the host asks for, as [`stored`] has it.
+    lives: Param<Tensor<2, Int>>,
+    progress: Param<Tensor<2>>,
+    steps: Param<Tensor<1, Int>>,
+    features: usize,
+    forwards: usize,
+    #[module(skip)]
+    rules: LifecycleConfig,
+    #[module(skip)]
+    seen: Ring,
+}
+
+/// The telemetry of the last forwards, of a layer and its clones.
+#[derive(Debug, Clone, Default)]
+struct Ring(Arc<Mutex<VecDeque<Telemetry>>>);
+
+impl KasminaLayerConfig {
+    /// A layer of dormant seeds, which changes nothing.
+    ///
+    /// # Panics
+    ///
+    /// If a size is 0 or there are more seeds than features.
+    #[track_caller]
+    pub fn init(&self, device: &Device) -> KasminaLayer {
+        let Self { features, seeds, blueprints, forwards, .. } = *self;
+        check_size("kasmina", "features", features);
+        check_size("kasmina", "blueprints", blueprints);
+        let fits = (1..=features).contains(&seeds);
+        assert!(fits, "kasmina: seeds = {seeds}, expected 1 to {features}, the features");
+        let lifecycle = Lifecycle::new(seeds, self.lifecycle.clone());
+        let of = expect(Seeds::new(&vec![Seed::default(); seeds], device));
+        let stored = stored::store(&lifecycle, device);
+        KasminaLayer {
+            blueprints: self.initializer.init([blueprints, features], device),
+            alpha: constant(of.alpha),
+            lifecycle: integers(of.lifecycle),
+            blueprint_id: integers(of.blueprint_id),
+            blend: integers(of.blend),
+            lives: integers(stored.lives),
+            progress: constant(stored.progress),
+            steps: integers(stored.steps),
+            features,
+            forwards,
+            rules: self.lifecycle.clone(),
+            seen: Ring::default(),
+        }
+    }
+}
+
+fn integers<const D: usize>(of: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
+    Param::initialized(ParamId::new(), of)
+}
+
+/// Puts another value into a parameter; returns the one that it had.
+fn replace<T: ParameterValue>(of: &mut Param<T>, value: T) -> T {
+    let kept = std::mem::replace(of, Param::initialized(ParamId::new(), value.clone()));
+    let (id, old, mapper) = kept.consume();
+    *of = Param::from_mapped_value(id, value, mapper);
+    old
+}
+
+/// A float that no optimizer moves.
+fn constant<const D: usize>(of: Tensor<D>) -> Param<Tensor<D>> {
+    Param::initialized(ParamId::new(), of).set_require_grad(false)
+}
+
+impl KasminaLayer {
+    /// The output of `base`, `[..., H]`, with what its seeds make of it, in its element type. Gradients flow to what `base`
+    /// hangs on and, from seeds that are grafted or fine-tuned, to the blueprints.
+    ///
+    /// # Panics
+    ///
+    /// If `base` returns another width or element type than the layer takes.
+    #[track_caller]
+    pub fn forward<const D: usize, const E: usize>(
+        &self,
+        x: Tensor<D>,
+        base: impl FnOnce(Tensor<D>) -> Tensor<E>,
+    ) -> Tensor<E> {
+        let h = base(x);
+        check_width("kasmina", &h, self.features);
+        let (y, telemetry) = expect(kasmina(h, self.blueprints.val(), &self.seeds(), CHECKED));
+        let mut seen = self.seen.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.push_back(telemetry);
+        let more = seen.len().saturating_sub(self.forwards);
+        seen.drain(..more);
+        y
+    }
+
+    /// The self-supervised loss of each seed that is in training, `[C]`: how well its blueprint, blended in whole, returns
+    /// the chunk, as the mean of the squares of what it is off; 0 of every other seed. `h` is the base layer's output, which
+    /// gets no gradient.
+    ///
+    /// # Panics
+    ///
+    /// If `h` has another width.
+    #[track_caller]
+    pub fn reconstruction<const D: usize>(&self, h: Tensor<D>) -> Tensor<1> {
+        check_width("kasmina", &h, self.features);
+        let rows = h.shape().num_elements() / self.features;
+        let h = h.detach().reshape([rows, self.features]).cast(DType::F32);
+        let seeds = self.seeds();
+        let training = seeds.lifecycle.clone().equal_elem(SeedState::Training.code());
+        let grafted = training.int() * SeedState::Grafting.code();
+        let alone = Seeds { alpha: seeds.alpha.ones_like(), lifecycle: grafted, ..seeds };
+        let blueprints = self.blueprints.val().cast(DType::F32);
+        let (y, _) = expect(kasmina(h.clone(), blueprints, &alone, CHECKED));
+        let off = (y - h).powi_scalar(2).mean_dim(0).squeeze_dim::<1>(0);
+        chunk_means(off, alone.count())
+    }
+
+    /// The seeds as they are on the device.
+    pub fn seeds(&self) -> Seeds {
+        Seeds {
+            alpha: self.alpha.val(),
+            lifecycle: self.lifecycle.val(),
+            blueprint_id: self.blueprint_id.val(),
+            blend: self.blend.val(),
+        }
+    }
+
+    /// Telemetry of the last forwards, the latest last. It stays on the device until it is read.
+    pub fn telemetry(&self) -> Vec<Telemetry> {
+        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// The seeds' lives, read from the device.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] where the record of the layer holds what is no state.
+    pub fn lifecycle(&self) -> Result<Lifecycle, OpError> {
+        let stored = stored::Stored {
+            lives: self.lives.val(),
+            progress: self.progress.val(),
+            steps: self.steps.val(),
+        };
+        Ok(stored::restore(self.rules.clone(), &self.seeds().read()?, stored))
+    }
+
+    /// Takes over the states of `lifecycle`: one launch changes the seeds, and nothing is read.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] on a seed that contributes with a blueprint that the layer does not have; the layer is what it was.
+    ///
+    /// # Panics
+    ///
+    /// If `lifecycle` has another number of seeds, and where the fused kernel was asked for on a device that has none.
+    #[track_caller]
+    pub fn follow(&mut self, lifecycle: &Lifecycle) -> Result<(), OpError> {
+        let [blueprints, _] = self.blueprints.dims();
+        let [expected] = self.alpha.dims();
+        let found = lifecycle.lives().len();
+        assert!(found == expected, "kasmina: the lives of {found} seeds, expected {expected}");
+        let mut changes = Vec::with_capacity(found);
+        for (number, life) in lifecycle.lives().iter().enumerate() {
+            let seed = life.seed();
+            seed.check(number, blueprints)?;
+            changes.push(SeedChange {
+                seed: number,
+                state: Some(seed.state),
+                blueprint: Some(seed.blueprint),
+                blend: Some(seed.blend),
+                alpha: Some(seed.alpha),
+            });
+        }
+        let device = self.alpha.device();
+        let stored = stored::store(lifecycle, &device);
+        // Nobody else may hold them, or they would not change where they are.
+        let seeds = Seeds {
+            alpha: replace(&mut self.alpha, Tensor::empty([1], &device)),
+            lifecycle: replace(&mut self.lifecycle, Tensor::empty([1], &device)),
+            blueprint_id: replace(&mut self.blueprint_id, Tensor::empty([1], &device)),
+            blend: replace(&mut self.blend, Tensor::empty([1], &device)),
+        };
+        let changed = expect(seeds.change(&changes));
+        replace(&mut self.alpha, changed.alpha);
+        replace(&mut self.lifecycle, changed.lifecycle);
+        replace(&mut self.blueprint_id, changed.blueprint_id);
+        replace(&mut self.blend, changed.blend);
+        replace(&mut self.lives, stored.lives);
+        replace(&mut self.progress, stored.progress);
+        replace(&mut self.steps, stored.steps);
+        Ok(())
+    }
+}
+
+impl ModuleDisplay for KasminaLayer {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        DisplaySettings::new().with_new_line_after_attribute(false).optional()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        let ([blueprints, _], [seeds]) = (self.blueprints.dims(), self.alpha.dims());
+        let content = content.add("features", &self.features).add("seeds", &seeds);
+        content.add("blueprints", &blueprints).optional()
+    }
+}
