@@ -3,7 +3,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use kiln_nn::kasmina::{HISTORY, Schedule, SeedMetrics, Step, TransitionError, following};
+use kiln_nn::kasmina::{Schedule, SeedMetrics, Step, TransitionError, following};
 use kiln_nn::prelude::*;
 
 use SeedState::*;
@@ -353,16 +353,36 @@ fn a_record_goes_on() {
     }
 }
 
+/// What has not been measured is calm, what is not a number is not.
 #[test]
-fn histories_end() {
-    let mut lifecycle = seed_in(Fossilized);
-    let history = lifecycle.lives()[0].history().len();
-    assert_eq!(history, 7);
-    assert!(history <= HISTORY && lifecycle.transition(0, Dormant, &GOOD).is_err());
-    let device = Device::flex();
-    let mut layer = KasminaLayerConfig::new(4, 1).init(&device);
-    layer.follow(&lifecycle).unwrap();
-    assert_eq!(layer.lifecycle().unwrap().lives(), lifecycle.lives());
+fn not_a_number_is_no_good_news() {
+    let broken = SeedMetrics { weight_norm: Some(f32::NAN), ..SeedMetrics::default() };
+    near(&alphas(Schedule::DriftControlled, &[broken; 3]), &[0.0; 3]);
+    near(&alphas(Schedule::Adaptive, &[broken; 3]), &[0.0; 3]);
+    let mut lifecycle = seed_in(Training);
+    lifecycle.transition(0, Grafting, &GOOD).unwrap();
+    assert_eq!(lifecycle.epoch(&[SeedMetrics { error_rate: Some(f32::NAN), ..GOOD }]), [0]);
+}
+
+/// The way so far is no longer than the ramp: a look that is not calm halves alpha, however late.
+#[test]
+fn late_looks_count() {
+    let wild = SeedMetrics { gradient_norm: Some(10.0), ..SeedMetrics::default() };
+    let mut metrics = vec![SeedMetrics::default(); 34];
+    metrics.push(wild);
+    assert_eq!(alphas(Schedule::Stability, &metrics)[34], 0.5);
+}
+
+#[test]
+fn ends_wait_too_and_blueprints_are_needed() {
+    let mut lifecycle = seed_in(Germinated);
+    lifecycle.transition(0, Training, &GOOD).unwrap();
+    for end in [Culled, Cancelled] {
+        let error = lifecycle.transition(0, end, &GOOD).unwrap_err();
+        assert!(matches!(error, TransitionError::TooEarly { minimum: 100, .. }), "{error}");
+    }
+    let error = Lifecycle::new(1, LifecycleConfig::new()).transition(0, Germinated, &GOOD);
+    assert_eq!(error, Err(TransitionError::NoBlueprint { seed: 0, to: Germinated }));
 }
 
 #[test]
@@ -386,6 +406,11 @@ fn wrong_calls() {
     lifecycle.transition(1, Grafting, &GOOD).unwrap();
     let error = layer.follow(&lifecycle).unwrap_err().to_string();
     assert_eq!(error, "kasmina: `blueprint_id` of seed 1 is 2, expected 0 to 1");
+    // One in training reads its blueprint too.
+    let mut training = layer.lifecycle().unwrap();
+    training.germinate(1, 7, Blend::Lerp).unwrap();
+    let error = layer.follow(&training).unwrap_err().to_string();
+    assert_eq!(error, "kasmina: `blueprint_id` of seed 1 is 7, expected 0 to 1");
     assert_eq!(layer.lifecycle().unwrap().lives()[1].seed(), Seed::default());
     assert!(format!("{layer}").contains("seeds: 3"));
 }

@@ -5,6 +5,7 @@ mod common;
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
 use kiln_ops::kasmina::{chunk, oracle};
+use kiln_ops::policy::{self, Implementation};
 use kiln_ops::prelude::*;
 
 const UNCHECKED: KasminaOptions = KasminaOptions { check_seeds: false };
@@ -271,8 +272,8 @@ fn telemetry_of_the_chunk_alone() {
 #[test]
 fn every_stride() {
     for device in devices() {
-        let case = Case::new([12, 64, 7, 2], DType::F32, DType::F32, 7, &device);
-        let (expected, _) = case.expected();
+        let case = Case::new([12, 256, 7, 2], DType::F32, DType::F32, 7, &device);
+        let (expected, gradients) = case.expected();
         let near = |x: Tensor<2>, table: Tensor<2>, what: &str| {
             let (y, seen) = kasmina(x, table, &case.seeds(), UNCHECKED).unwrap();
             assert_near(&values(&y), &expected.y, DType::F32, 4, what);
@@ -283,9 +284,19 @@ fn every_stride() {
         };
         near(turned(&case.x), turned(&case.blueprints), "turned");
         let wide = |of: &Tensor<2>| {
-            Tensor::cat(vec![of.zeros_like(), of.clone(), of.zeros_like()], 1).narrow(1, 64, 64)
+            Tensor::cat(vec![of.zeros_like(), of.clone(), of.zeros_like()], 1).narrow(1, 256, 256)
         };
         near(wide(&case.x), wide(&case.blueprints), "cut");
+        #[cfg(feature = "cube")]
+        if kiln_ops::device::is_cube(&device) {
+            let (dy, x) = (wide(&case.dy), wide(&case.x));
+            let of =
+                kiln_ops::kasmina::backend::backward(dy, x, case.blueprints.clone(), &case.seeds());
+            let found = [values(&of.0), values(&of.1), values(&of.2)];
+            for (i, (found, expected)) in found.iter().zip(&gradients).enumerate() {
+                assert_near(found, expected, DType::F32, 200, &format!("gradient {i}, cut"));
+            }
+        }
     }
 }
 
@@ -295,7 +306,13 @@ fn no_rows() {
         let x = Tensor::<3>::zeros([2, 0, 6], &device).autodiff().require_grad();
         let table = Tensor::<2>::ones([2, 6], &device).autodiff().require_grad();
         let seeds = Seeds::new(&garden(4, 2), &device).unwrap();
-        let (y, seen) = kasmina(x, table, &seeds, UNCHECKED).unwrap();
+        let (y, seen) = kasmina(x.clone(), table.clone(), &seeds, UNCHECKED).unwrap();
+        let grads = y.clone().sum().backward();
+        assert_eq!(x.grad(&grads).unwrap().dims(), [2, 0, 6]);
+        // The reference returns x, of which nothing else is part.
+        if kiln_ops::device::is_cube(&device) {
+            assert_eq!(values(&table.grad(&grads).unwrap()), [0.0; 12]);
+        }
         assert_eq!(y.dims(), [2, 0, 6]);
         assert_eq!((values(&seen.mean), values(&seen.variance)), (vec![0.0; 4], vec![0.0; 4]));
     }
@@ -308,7 +325,7 @@ fn changes() {
         for autodiff in [false, true] {
             let mut expected = garden(70, 3);
             let before = Seeds::new(&expected, &device).unwrap();
-            let seeds = if autodiff {
+            let mut seeds = if autodiff {
                 Seeds {
                     alpha: before.alpha.clone().autodiff(),
                     lifecycle: before.lifecycle.clone().autodiff(),
@@ -319,7 +336,7 @@ fn changes() {
                 before.clone()
             };
             let of = |seed| SeedChange { seed, ..SeedChange::default() };
-            let seeds = seeds
+            seeds
                 .change(&[
                     SeedChange { state: Some(SeedState::Culled), ..of(0) },
                     SeedChange { blueprint: Some(Some(2)), ..of(69) },
@@ -337,8 +354,92 @@ fn changes() {
                 Seed { state: SeedState::Dormant, blueprint: None, alpha: 0.75, ..expected[7] };
             assert_eq!(seeds.alpha.is_autodiff(), autodiff);
             assert_eq!(seeds.read().unwrap(), expected, "{device:?}");
-            let same = seeds.change(&[]).unwrap();
-            assert_eq!(same.read().unwrap(), expected);
+            // Nobody else holds them any more: they change where they are.
+            drop(before);
+            seeds.change(&[SeedChange { alpha: Some(0.25), ..of(69) }]).unwrap();
+            seeds.change(&[]).unwrap();
+            expected[69].alpha = 0.25;
+            assert_eq!(seeds.read().unwrap(), expected, "{device:?}");
+        }
+    }
+}
+
+#[test]
+fn gradient_checkpointing() {
+    for device in devices() {
+        let case = Case::new([5, 40, 9, 2], DType::F32, DType::F32, 11, &device);
+        let (_, [dx, _, dblueprints]) = case.expected();
+        let checkpointing = device.clone().autodiff().gradient_checkpointing();
+        let of = |x: &Tensor<2>| Tensor::<2>::from_data(x.to_data(), &checkpointing);
+        let (x, table) = (of(&case.x).require_grad(), of(&case.blueprints).require_grad());
+        let doubled = x.clone().mul_scalar(2.0).mul_scalar(0.5);
+        let seeds = Seeds::new(&case.seeds, &checkpointing).unwrap();
+        let (y, _) = kasmina(doubled, table.clone(), &seeds, UNCHECKED).unwrap();
+        let grads = pull(y.mul_scalar(1.0), &of(&case.dy)).backward();
+        assert_near(&values(&x.grad(&grads).unwrap()), &dx, DType::F32, 4, "dx");
+        let found = values(&table.grad(&grads).unwrap());
+        assert_near(&found, &dblueprints, DType::F32, 200, "dblueprints");
+    }
+}
+
+/// What is not a number or infinite goes the same ways through kernel and reference, and so do codes that are none.
+#[test]
+fn as_the_reference_has_it() {
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e30, -1.5, 0.5, 2.0];
+    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+        let many =
+            |n: usize, step: usize| -> Vec<f32> { (0..n).map(|i| special[i * step % 8]).collect() };
+        let of = |numbers: Vec<f32>, rows: usize| {
+            Tensor::<1>::from_floats(numbers.as_slice(), &device).reshape([rows, 48])
+        };
+        let seeds = Seeds {
+            alpha: Tensor::from_floats([0.0, 0.25, 0.5, 1.0, 0.75, 0.3], &device),
+            lifecycle: Tensor::from_ints([3, 4, 6, 7, 11, 5], &device),
+            blueprint_id: Tensor::from_ints([0, 1, 1, 0, 1, -1], &device),
+            blend: Tensor::from_ints([0, 1, 2, 3, 0, 4], &device),
+        };
+        let run = |implementation| {
+            policy::force(implementation, || {
+                let x = of(many(240, 1), 5).autodiff().require_grad();
+                let table = of(many(96, 3), 2).autodiff().require_grad();
+                let (y, _) = kasmina(x.clone(), table.clone(), &seeds, UNCHECKED).unwrap();
+                let grads = pull(y.clone(), &of(many(240, 5), 5).autodiff()).backward();
+                let found = [y.inner(), x.grad(&grads).unwrap(), table.grad(&grads).unwrap()];
+                found.map(|of| values(&of))
+            })
+        };
+        let (fused, reference) = (run(Implementation::Fused), run(Implementation::Reference));
+        for (which, (found, expected)) in fused.iter().zip(&reference).enumerate() {
+            for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+                let same = found == expected || (found.is_nan() && expected.is_nan());
+                let near = (found - expected).abs() <= 1e-5 * expected.abs();
+                assert!(same || near, "{which} at {at}: {found}, {expected} on {device:?}");
+            }
+        }
+    }
+}
+
+/// Codes of one integer type are read as they are, of several they are brought to one.
+#[test]
+fn every_integer_type() {
+    use burn::tensor::IntDType;
+    for device in devices() {
+        let case = Case::new([5, 40, 9, 2], DType::F32, DType::F32, 12, &device);
+        let (expected, _) = case.expected();
+        for types in
+            [[IntDType::I32; 3], [IntDType::I64; 3], [IntDType::I32, IntDType::I64, IntDType::I32]]
+        {
+            let known = types.map(|of| device.supports_dtype(DType::from(of)));
+            if known.contains(&false) {
+                continue;
+            }
+            let mut seeds = case.seeds();
+            seeds.lifecycle = seeds.lifecycle.cast(types[0]);
+            seeds.blueprint_id = seeds.blueprint_id.cast(types[1]);
+            seeds.blend = seeds.blend.cast(types[2]);
+            let (y, _) =
+                kasmina(case.x.clone(), case.blueprints.clone(), &seeds, UNCHECKED).unwrap();
+            assert_near(&values(&y), &expected.y, DType::F32, 4, &format!("{types:?}"));
         }
     }
 }

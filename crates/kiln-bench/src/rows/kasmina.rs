@@ -216,10 +216,11 @@ impl Operator for Row {
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
         let (n, size) = (elements(case, 0), dtype.size() as f64);
-        let table = elements(case, BLUEPRINTS) * size;
+        // A feature reads one blueprint; the gradient is of all.
+        let (table, row) = (elements(case, BLUEPRINTS) * size, case.shapes[0][1] as f64 * size);
         (
-            Work { bytes: 2.0 * n * size + table, flops: 5.0 * n },
-            Work { bytes: 3.0 * n * size + 2.0 * table, flops: 4.0 * n },
+            Work { bytes: 2.0 * n * size + row, flops: 5.0 * n },
+            Work { bytes: 3.0 * n * size + row + table, flops: 4.0 * n },
         )
     }
 }

@@ -419,7 +419,8 @@ impl Lifecycle {
             if life.seed.state != SeedState::Grafting {
                 continue;
             }
-            if metrics.error_rate.is_some_and(|rate| rate > 0.5) {
+            // Not a number is no good news.
+            if metrics.error_rate.is_some_and(|rate| rate.is_nan() || rate > 0.5) {
                 failing.push(seed);
                 continue;
             }
@@ -432,7 +433,8 @@ impl Lifecycle {
     }
 
     /// A forward of the seed's blueprint has failed. Returns the state that this asks for, once it has failed often enough:
-    /// Culled, or RolledBack and Cancelled where no way leads to that.
+    /// Culled, or RolledBack and Cancelled where no way leads to that. It is no transition, which is refused until the
+    /// seed's epochs and its gate allow it.
     ///
     /// # Errors
     ///
@@ -445,5 +447,21 @@ impl Lifecycle {
         let ends = [SeedState::Culled, SeedState::RolledBack, SeedState::Cancelled];
         let end = ends.into_iter().find(|end| ways.contains(end));
         Ok(end.filter(|_| life.errors >= self.config.errors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_steps_are_remembered() {
+        let mut life = Life::default();
+        for epochs in 0..HISTORY + 3 {
+            life.epochs = epochs;
+            life.enter(SeedState::Training);
+        }
+        let epochs: Vec<usize> = life.history.iter().map(|step| step.epochs).collect();
+        assert_eq!(epochs, (3..HISTORY + 3).collect::<Vec<_>>());
     }
 }

@@ -52,7 +52,7 @@ use kiln_ops::prelude::{KasminaOptions, OpError, SeedChange, Seeds, Telemetry, k
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The seeds come from a [`Lifecycle`], which is checked when the layer follows it.
+/// A [`Lifecycle`] is checked when the layer follows it, and when it is made of a record.
 const CHECKED: KasminaOptions = KasminaOptions { check_seeds: false };
 
 /// Configuration of [`KasminaLayer`].
@@ -189,12 +189,15 @@ impl KasminaLayer {
         let h = h.detach().reshape([rows, self.features]).cast(DType::F32);
         let seeds = self.seeds();
         let training = seeds.lifecycle.clone().equal_elem(SeedState::Training.code());
-        let grafted = training.int() * SeedState::Grafting.code();
+        let grafted = training.clone().int() * SeedState::Grafting.code();
+        if rows == 0 {
+            return seeds.alpha.zeros_like();
+        }
         let alone = Seeds { alpha: seeds.alpha.ones_like(), lifecycle: grafted, ..seeds };
         let blueprints = self.blueprints.val().cast(DType::F32);
         let (y, _) = expect(kasmina(h.clone(), blueprints, &alone, CHECKED));
         let off = (y - h).powi_scalar(2).mean_dim(0).squeeze_dim::<1>(0);
-        chunk_means(off, alone.count())
+        chunk_means(off, alone.count()).mask_fill(training.bool_not(), 0.0)
     }
 
     /// The seeds as they are on the device.
@@ -216,25 +219,30 @@ impl KasminaLayer {
     ///
     /// # Errors
     ///
-    /// [`OpError::Seed`] where the record of the layer holds what is no state.
+    /// [`OpError::Seed`] where the record of the layer holds what is no seed.
     pub fn lifecycle(&self) -> Result<Lifecycle, OpError> {
         let stored = stored::Stored {
             lives: self.lives.val(),
             progress: self.progress.val(),
             steps: self.steps.val(),
         };
-        Ok(stored::restore(self.rules.clone(), &self.seeds().read()?, stored))
+        let seeds = self.seeds().read()?;
+        let [blueprints, _] = self.blueprints.dims();
+        let mut numbered = seeds.iter().enumerate();
+        numbered.try_for_each(|(number, seed)| seed.check(number, blueprints))?;
+        Ok(stored::restore(self.rules.clone(), &seeds, stored))
     }
 
     /// Takes over the states of `lifecycle`: one launch changes the seeds, and nothing is read.
     ///
     /// # Errors
     ///
-    /// [`OpError::Seed`] on a seed that contributes with a blueprint that the layer does not have; the layer is what it was.
+    /// [`OpError::Seed`] on a seed with a blueprint that the layer does not have, [`OpError`] where the fused kernel was asked
+    /// for on a device that has none; the layer is what it was.
     ///
     /// # Panics
     ///
-    /// If `lifecycle` has another number of seeds, and where the fused kernel was asked for on a device that has none.
+    /// If `lifecycle` has another number of seeds.
     #[track_caller]
     pub fn follow(&mut self, lifecycle: &Lifecycle) -> Result<(), OpError> {
         let [blueprints, _] = self.blueprints.dims();
@@ -245,6 +253,12 @@ impl KasminaLayer {
         for (number, life) in lifecycle.lives().iter().enumerate() {
             let seed = life.seed();
             seed.check(number, blueprints)?;
+            // Those in training read theirs too.
+            if let Some(row) = seed.blueprint.filter(|row| *row >= blueprints) {
+                let (field, expected) = ("blueprint_id", format!("0 to {}", blueprints - 1));
+                let (op, found) = ("kasmina", row.to_string());
+                return Err(OpError::Seed { op, seed: number, field, found, expected });
+            }
             changes.push(SeedChange {
                 seed: number,
                 state: Some(seed.state),
@@ -256,17 +270,18 @@ impl KasminaLayer {
         let device = self.alpha.device();
         let stored = stored::store(lifecycle, &device);
         // Nobody else may hold them, or they would not change where they are.
-        let seeds = Seeds {
+        let mut seeds = Seeds {
             alpha: replace(&mut self.alpha, Tensor::empty([1], &device)),
             lifecycle: replace(&mut self.lifecycle, Tensor::empty([1], &device)),
             blueprint_id: replace(&mut self.blueprint_id, Tensor::empty([1], &device)),
             blend: replace(&mut self.blend, Tensor::empty([1], &device)),
         };
-        let changed = expect(seeds.change(&changes));
-        replace(&mut self.alpha, changed.alpha);
-        replace(&mut self.lifecycle, changed.lifecycle);
-        replace(&mut self.blueprint_id, changed.blueprint_id);
-        replace(&mut self.blend, changed.blend);
+        let changed = seeds.change(&changes);
+        replace(&mut self.alpha, seeds.alpha);
+        replace(&mut self.lifecycle, seeds.lifecycle);
+        replace(&mut self.blueprint_id, seeds.blueprint_id);
+        replace(&mut self.blend, seeds.blend);
+        changed?;
         replace(&mut self.lives, stored.lives);
         replace(&mut self.progress, stored.progress);
         replace(&mut self.steps, stored.steps);

@@ -17,7 +17,8 @@ const WINDOW: f32 = 5.0;
 const STABLE: [f32; 3] = [0.1, 10.0, 0.05];
 const FAILURES: f32 = 3.0;
 
-/// A way for alpha from 0 to 1 over the epochs of a ramp. What it asks for and has not been measured counts as calm.
+/// A way for alpha from 0 to 1 over the epochs of a ramp. What it asks for and has not been measured counts as calm,
+/// what is not a number does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
@@ -64,7 +65,10 @@ impl Progress {
 
     /// Takes the weights' norm into its mean; returns how far it is off that, relative to it.
     fn drift(&mut self, metrics: &SeedMetrics) -> f32 {
-        let Some(norm) = metrics.weight_norm.filter(|norm| norm.is_finite()) else { return 0.0 };
+        let Some(norm) = metrics.weight_norm else { return 0.0 };
+        if !norm.is_finite() {
+            return f32::INFINITY;
+        }
         if self.mean == 0.0 {
             self.mean = norm;
         }
@@ -104,7 +108,7 @@ impl Schedule {
 }
 
 fn linear(progress: &mut Progress, ramp: f32) -> f32 {
-    progress.steps += 1.0;
+    progress.steps = (progress.steps + 1.0).min(ramp);
     (progress.steps / ramp).clamp(0.0, 1.0)
 }
 
@@ -121,7 +125,7 @@ fn controlled(progress: &mut Progress, alpha: f32, ramp: f32, drift: f32) -> f32
 
 fn momentum(progress: &mut Progress, alpha: f32, ramp: f32, delta: f32) -> f32 {
     progress.velocity = MOMENTUM * progress.velocity + GAIN * delta;
-    progress.steps += 1.0;
+    progress.steps = (progress.steps + 1.0).min(ramp);
     (progress.steps / ramp + progress.velocity).clamp(alpha, 1.0)
 }
 

@@ -49,12 +49,12 @@ pub(super) fn restore(config: LifecycleConfig, seeds: &[Seed], stored: Stored) -
     let life = |((seed, life), progress): ((&Seed, &[i64; NUMBERS]), &[f32; Progress::NUMBERS])| {
         let step = |of: &[i64; 3]| {
             let [from, to, epochs] = *of;
-            Some(Step { from: state(from)?, to: state(to)?, epochs: epochs as usize })
+            Some(Step { from: state(from)?, to: state(to)?, epochs: epochs.max(0) as usize })
         };
         Life {
             seed: *seed,
-            epochs: life[0] as usize,
-            errors: life[1] as usize,
+            epochs: life[0].max(0) as usize,
+            errors: life[1].max(0) as usize,
             parent: state(life[2]).unwrap_or_default(),
             progress: Progress::of(*progress),
             history: life[FIRST..].as_chunks::<3>().0.iter().map_while(step).collect(),

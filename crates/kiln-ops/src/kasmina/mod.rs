@@ -43,8 +43,8 @@ const OP: &str = "kasmina";
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KasminaOptions {
     /// Read the seeds back and refuse a code, a blueprint or an alpha that is none. The read waits for the device, so
-    /// where they come from [`Seeds::new`] and [`Seeds::change`] alone, which have checked them, it is turned off; then
-    /// an unknown state does not contribute, an unknown blend is `mixed`, and an unknown blueprint is the last.
+    /// where they are known to be right, as after [`Seed::check`] of each, it is turned off; then an unknown state does not
+    /// contribute, an unknown blend is `mixed`, and an unknown blueprint is the last.
     pub check_seeds: bool,
 }
 
@@ -57,7 +57,7 @@ impl Default for KasminaOptions {
 /// What is known of the chunks of an input: f32, without gradients, on the device until somebody reads it.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
-    /// The mean of each chunk over all rows, `[C]`; 0 without rows, and not a number where the chunk has an infinity.
+    /// The mean of each chunk over all rows, `[C]`; 0 without rows, and not finite where the chunk is not.
     pub mean: Tensor<1>,
     /// Its variance, of the population, `[C]`; 0 without rows.
     pub variance: Tensor<1>,

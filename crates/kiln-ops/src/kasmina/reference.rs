@@ -1,6 +1,7 @@
 //! The Kasmina layer in plain Burn operations.
 
 use super::{Blend, SeedChange, SeedState, Seeds, Telemetry};
+use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Tensor};
 
 /// [`kasmina`](fn@super::kasmina) without its checks.
@@ -18,11 +19,11 @@ pub fn kasmina<const D: usize>(
     }
     let x = x.reshape([rows, features]).cast(DType::F32);
     let chunks = Chunks { features, seeds: seeds.count() };
-    let (factor, shift) = terms(blueprints, seeds, chunks);
+    let active = chunks.spread(contributes(seeds));
+    let (factor, shift) = terms(blueprints, seeds, active.clone(), chunks);
     let telemetry = telemetry(x.clone(), chunks);
     // Without a factor and a shift the chunk is what it was, the sign of a zero too.
-    let passes = chunks.spread(contributes(seeds).bool_not().int()).equal_elem(1);
-    let passes = passes.unsqueeze::<2>().expand([rows, features]);
+    let passes = active.bool_not().unsqueeze::<2>().expand([rows, features]);
     let y = (x.clone() * factor.unsqueeze() + shift.unsqueeze()).mask_where(passes, x);
     (y.cast(dtype).reshape(shape), telemetry)
 }
@@ -69,20 +70,35 @@ fn contributes(seeds: &Seeds) -> Tensor<1, Bool> {
 }
 
 /// What every feature is multiplied with, and what is added to it.
-fn terms(blueprints: Tensor<2>, seeds: &Seeds, chunks: Chunks) -> (Tensor<1>, Tensor<1>) {
+fn terms(
+    blueprints: Tensor<2>,
+    seeds: &Seeds,
+    active: Tensor<1, Bool>,
+    chunks: Chunks,
+) -> (Tensor<1>, Tensor<1>) {
     let rows = blueprints.dims()[0];
-    let id = chunks.spread(seeds.blueprint_id.clone().clamp(0, rows as i64 - 1));
+    // Of seeds that nobody has checked: what is no row is the last.
+    let (id, last) = (seeds.blueprint_id.clone(), rows as i64 - 1);
+    let id = id.clone().mask_fill(id.lower_elem(0), last).clamp(0, last);
+    let id = chunks.spread(id);
     let w = blueprints.cast(DType::F32).gather(0, id.unsqueeze()).squeeze_dim::<1>(0);
     let state = chunks.spread(seeds.lifecycle.clone());
     let is = |wanted: SeedState| state.clone().equal_elem(wanted.code());
     let trains = is(SeedState::Grafting).bool_or(is(SeedState::FineTuning));
     let w = w.clone().detach().mask_where(trains, w);
-    let alpha = chunks.spread_floats(seeds.alpha.clone().cast(DType::F32));
-    let active = chunks.spread(contributes(seeds).int()).equal_elem(1);
+    let alpha = chunks.spread(seeds.alpha.clone().cast(DType::F32));
     let blend = chunks.spread(seeds.blend.clone());
     // What a formula does not apply to becomes harmless before it, not after: no infinity times a zero.
     let of = |which: Blend, otherwise: f64| {
-        let applies = blend.clone().equal_elem(which.code()).bool_and(active.clone());
+        let applies = match which {
+            Blend::Mixed => {
+                let (first, last) = (Blend::Lerp.code(), Blend::Add.code());
+                let blend = blend.clone();
+                blend.clone().lower_elem(first).bool_or(blend.greater_elem(last))
+            }
+            _ => blend.clone().equal_elem(which.code()),
+        };
+        let applies = applies.bool_and(active.clone());
         let (w, alpha) = (w.clone(), alpha.clone());
         let w = w.mask_fill(applies.clone().bool_not(), otherwise);
         (w, alpha.mask_fill(applies.bool_not(), 0.0))
@@ -99,7 +115,7 @@ fn terms(blueprints: Tensor<2>, seeds: &Seeds, chunks: Chunks) -> (Tensor<1>, Te
 fn telemetry(x: Tensor<2>, chunks: Chunks) -> Telemetry {
     let x = x.detach().inner();
     let mean = chunks.mean(x.clone().mean_dim(0).squeeze_dim(0));
-    let centred = x - chunks.spread_floats(mean.clone()).unsqueeze();
+    let centred = x - chunks.spread(mean.clone()).unsqueeze();
     let squares = (centred.clone() * centred).mean_dim(0).squeeze_dim(0);
     Telemetry { mean, variance: chunks.mean(squares) }
 }
@@ -125,17 +141,7 @@ impl Chunks {
     }
 
     /// The number of each feature's seed.
-    fn spread(self, of: Tensor<1, Int>) -> Tensor<1, Int> {
-        let parts = self.classes().map(|(seeds, size)| {
-            let count = seeds.len();
-            let part = of.clone().slice([seeds]).unsqueeze_dim::<2>(1);
-            part.expand([count, size]).reshape([count * size])
-        });
-        Tensor::cat(parts.collect(), 0)
-    }
-
-    /// The same of floats.
-    fn spread_floats(self, of: Tensor<1>) -> Tensor<1> {
+    fn spread<K: Basic>(self, of: Tensor<1, K>) -> Tensor<1, K> {
         let parts = self.classes().map(|(seeds, size)| {
             let count = seeds.len();
             let part = of.clone().slice([seeds]).unsqueeze_dim::<2>(1);

@@ -130,7 +130,7 @@ impl Seed {
         match (self.blueprint, blueprints) {
             (None, _) => Err(without(seed, self.state)),
             (Some(row), Some(rows)) if row >= rows => {
-                Err(refuse(seed, "blueprint_id", row, format!("0 to {}", rows - 1)))
+                Err(refuse(seed, "blueprint_id", row, format!("0 to {}", rows.saturating_sub(1))))
             }
             _ => Ok(()),
         }
@@ -170,7 +170,7 @@ impl SeedChange {
     fn check(&self, seeds: usize) -> Result<(), OpError> {
         let Self { seed, state, blueprint, alpha, .. } = *self;
         if seed >= seeds {
-            return Err(refuse(seed, "seed", seed, format!("0 to {}", seeds - 1)));
+            return Err(refuse(seed, "seed", seed, format!("0 to {}", seeds.saturating_sub(1))));
         }
         if let Some(alpha) = alpha.filter(|alpha| !(0.0..=1.0).contains(alpha)) {
             return Err(refuse(seed, "alpha", alpha, "0 to 1"));
@@ -254,23 +254,24 @@ impl Seeds {
         seeds.iter().enumerate().try_for_each(|(number, seed)| seed.check(number, blueprints))
     }
 
-    /// The seeds after some changes, which are made on the device, in place where nobody else holds the tensors: one small
-    /// upload, one launch, and nothing is read. Of several changes of a seed later ones win. A tracked alpha is not
+    /// Changes some seeds on the device, in place where nobody else holds the tensors: two small
+    /// uploads, one launch, and nothing is read. Of several changes of a seed later ones win. A tracked alpha is not
     /// tracked through it.
     ///
-    /// What the seed holds is not looked at, so whoever changes a state to one that contributes sees to its blueprint.
+    /// What the seed holds is not looked at, nor how many blueprints there are: whoever changes a state to one that
+    /// contributes sees to its blueprint.
     ///
     /// # Errors
     ///
     /// [`OpError::Seed`] on a seed that is not there, an alpha outside 0 to 1, and a change that contributes and has no
     /// blueprint; [`OpError`] where the fused kernel was asked for on a device that has none.
-    pub fn change(self, changes: &[SeedChange]) -> Result<Self, OpError> {
+    pub fn change(&mut self, changes: &[SeedChange]) -> Result<(), OpError> {
         let count = self.count();
         for change in changes {
             change.check(count)?;
         }
         if changes.is_empty() {
-            return Ok(self);
+            return Ok(());
         }
         // One record for each seed: units write at the same time.
         let mut merged = BTreeMap::new();
@@ -283,11 +284,22 @@ impl Seeds {
             of.alpha = change.alpha.or(of.alpha);
         }
         let changes: Vec<SeedChange> = merged.into_values().collect();
-        Ok(match policy::choose(OP, count, &self.alpha)? {
+        let choice = policy::choose(OP, count, &self.alpha)?;
+        // Here nobody else holds them: they are changed where they are.
+        let none = || Tensor::<1, Int>::empty([1], &self.alpha.device());
+        let empty = Self {
+            alpha: Tensor::empty([1], &self.alpha.device()),
+            lifecycle: none(),
+            blueprint_id: none(),
+            blend: none(),
+        };
+        let seeds = std::mem::replace(self, empty);
+        *self = match choice {
             #[cfg(feature = "cube")]
-            Choice::Fused => backend::change(self, &changes),
-            Choice::Reference => reference::change(self, &changes),
-        })
+            Choice::Fused => backend::change(seeds, &changes),
+            Choice::Reference => reference::change(seeds, &changes),
+        };
+        Ok(())
     }
 
     /// How many there are.

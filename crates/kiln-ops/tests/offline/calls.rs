@@ -15,7 +15,7 @@ use kiln_ops::cross_entropy::backend::{
     self as cross_entropy, CrossEntropyGradOps, CrossEntropyOps,
 };
 use kiln_ops::embedding::backend::{self as embedding, EmbeddingGradOps, EmbeddingOps};
-use kiln_ops::kasmina::backend::{self as kasmina, KasminaGradOps, KasminaOps};
+use kiln_ops::kasmina::backend::{self as kasmina, KasminaGradOps, KasminaOps, KasminaSeedOps};
 use kiln_ops::matmul::backend::{MatmulOps, Scaled};
 use kiln_ops::matmul::{F32Precision, MatmulOptions};
 use kiln_ops::reduce::{Combine, Sums};
@@ -281,6 +281,13 @@ fn tables(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     }
 }
 
+/// Forward and backward of the Kasmina layer in f32.
+pub fn chunks_of(client: &Client) -> Vec<Call> {
+    let mut calls = vec![];
+    chunks(client, DType::F32, "f32", &mut calls);
+    calls
+}
+
 /// Chunks of one feature and of many, in vectors and one by one, with blueprints in the element type and in f32.
 fn chunks(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
     for ([rows, features, seeds], table) in
@@ -302,6 +309,18 @@ fn chunks(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
         calls.push(Call {
             name: format!("kasmina {name}"),
             run: Box::new(move || drop(CubeBackend::kasmina(given, forward))),
+        });
+        let int = |of: DType| tensor(client, [seeds], of);
+        let state = kasmina::State {
+            alpha: tensor(client, [seeds], table),
+            lifecycle: int(DType::I32),
+            blueprint_id: int(DType::I32),
+            blend: int(DType::I32),
+        };
+        let (codes, alphas) = (tensor(client, [3, 5], DType::I32), tensor(client, [3], DType::F32));
+        calls.push(Call {
+            name: format!("kasmina.change {name}"),
+            run: Box::new(move || drop(CubeBackend::kasmina_change(state, codes, alphas))),
         });
         for wanted in [[true; 3], [true, false, false]] {
             let of = kasmina::Backward { dy: x(), x: x(), of: of(DType::I32), wanted };

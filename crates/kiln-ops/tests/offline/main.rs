@@ -101,6 +101,22 @@ fn launched(capability: u32) -> (Vec<Kernel>, Vec<String>) {
     (kernels, errors)
 }
 
+/// A forward or backward of the Kasmina layer copies nothing to the device or back.
+#[test]
+fn seeds_stay_on_the_device() {
+    let client = server::client(89);
+    let calls = || calls::chunks_of(&client).into_iter();
+    let uploads = server::uploads(&client, 89, || {
+        for _ in 0..100 {
+            calls().for_each(|call| (call.run)());
+        }
+    });
+    assert_eq!(uploads, 0);
+    // One that is there is seen.
+    let upload = || drop(client.create_from_slice(&[1, 2, 3]));
+    assert_eq!(server::uploads(&client, 89, upload), 1);
+}
+
 #[test]
 fn every_kernel_compiles_as_recorded() {
     if std::env::var("KILN_OFFLINE").is_ok_and(|what| what == "skip") {

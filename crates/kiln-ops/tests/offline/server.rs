@@ -39,6 +39,20 @@ pub struct Source {
 /// What launches compiled to that nobody has asked for yet, by the compute capability of their device.
 static COMPILED: Mutex<BTreeMap<u32, Vec<Source>>> = Mutex::new(BTreeMap::new());
 
+/// Tensors that were uploaded, by the compute capability of their device. What is read panics.
+static UPLOADS: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+
+/// Uploads of `f` on the [`client`] of this compute capability, on which nobody else is at work.
+pub fn uploads(client: &Client, capability: u32, f: impl FnOnce()) -> usize {
+    let count = || {
+        let _ = client.flush();
+        UPLOADS.lock().unwrap().get(&capability).copied().unwrap_or(0)
+    };
+    let before = count();
+    f();
+    count() - before
+}
+
 /// The kernels that `f` is the first to launch on the [`client`] of this compute capability.
 pub fn compiled(client: &Client, capability: u32, f: impl FnOnce()) -> Vec<Source> {
     f();
@@ -46,7 +60,7 @@ pub fn compiled(client: &Client, capability: u32, f: impl FnOnce()) -> Vec<Sourc
     COMPILED.lock().unwrap().remove(&capability).unwrap_or_default()
 }
 
-/// The device of compute capability 8.0 or 9.0.
+/// The device of compute capability 8.0, 8.9 or 9.0.
 pub fn client(capability: u32) -> Client {
     let id = DeviceId::new(0, capability as u16);
     Client::init(id, Offline::init(id))
@@ -181,7 +195,9 @@ impl Server for Offline {
         unreachable!("nothing is computed here, so nothing can be read")
     }
 
-    fn write(&mut self, _descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {}
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {
+        *UPLOADS.lock().unwrap().entry(self.capability).or_default() += descriptors.len();
+    }
 
     fn sync(
         &mut self,

@@ -205,7 +205,7 @@ pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<Cub
         false => launch::unused(&like, DType::F32),
     };
     let unused = |dtype| launch::unused(&like, dtype);
-    let address = launch::address_type(&[&x.tensor, &dy.tensor, &like, &sums]);
+    let address = launch::address_type(&[&x.tensor, &dy.tensor, &like, &sums, &of.rows]);
     let kernel = Wanted { x: wanted[0], sums: sums_wanted };
     launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &[]);
     let (strides, types) = ([x.stride / size, dy.stride / size], of.types(dtype));

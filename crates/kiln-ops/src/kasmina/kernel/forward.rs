@@ -44,7 +44,7 @@ impl<N: Size> Moments<N> {
         let before = f32::cast_from(self.count as u32);
         let share = f32::cast_from(comptime!(ROWS as u32)) / (before + comptime!(ROWS as f32));
         self.mean += apart * Vector::new(share);
-        self.m2 += m2 + apart * apart * Vector::new(before * share);
+        self.m2 += m2 + apart * (apart * Vector::new(before * share));
         self.count += comptime!(ROWS);
     }
 
@@ -54,7 +54,7 @@ impl<N: Size> Moments<N> {
         let before = f32::cast_from(self.count as u32);
         let share = 1.0 / (before + 1.0);
         self.mean += apart * Vector::new(share);
-        self.m2 += apart * apart * Vector::new(before * share);
+        self.m2 += apart * (apart * Vector::new(before * share));
         self.count += 1;
     }
 }
@@ -150,7 +150,7 @@ fn write_moments<N: Size>(
                 f32::cast_from(second as u32) / f32::cast_from(max(first + second, 1) as u32);
             mean += apart * Vector::new(share);
             m2 += shared[units + other]
-                + apart * apart * Vector::new(f32::cast_from(first as u32) * share);
+                + apart * (apart * Vector::new(f32::cast_from(first as u32) * share));
             shared[unit] = mean;
             shared[units + unit] = m2;
         }
@@ -181,9 +181,22 @@ impl Combine for Telemetry {
         both[0] = earlier[0] + later[0];
         let share = later[0] / max(both[0], 1.0);
         both[1] = earlier[1] + apart * share;
-        both[2] = earlier[2] + later[2] + apart * apart * (earlier[0] * share);
+        both[2] = earlier[2] + later[2] + apart * (apart * (earlier[0] * share));
         both
     }
+}
+
+/// What the first launch has seen: rows, those of a part, and parts; features, C, H div C and H mod C.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Seen {
+    rows: usize,
+    share: usize,
+    parts: usize,
+    features: usize,
+    seeds: usize,
+    short: usize,
+    longer: usize,
 }
 
 /// Brings the columns of each chunk and the parts of its rows together.
@@ -192,15 +205,10 @@ fn telemetry_kernel(
     moments: &[f32],
     mean: &mut [f32],
     variance: &mut [f32],
-    rows: usize,
-    share: usize,
-    parts: usize,
-    features: usize,
-    seeds: usize,
-    short: usize,
-    longer: usize,
+    seen: Seen,
     #[comptime] gather: Gather,
 ) {
+    let Seen { rows, share, parts, features, seeds, short, longer } = seen;
     let seed = CUBE_POS * comptime!(gather.row.rows as usize) + UNIT_POS_Y as usize;
     let of = min(seed, seeds - 1);
     let begin = of * short + min(of, longer);
@@ -249,7 +257,7 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
     let plan = Plan::new(&client, x.rows, vectors, size);
     let parts = plan.parts(&client, x.rows, vectors);
     let moments = left(&y, OP, "moments", [parts.parts, 2, features]);
-    let address = launch::address_type(&[&x.tensor, &y, &moments]);
+    let address = launch::address_type(&[&x.tensor, &y, &moments, &of.rows]);
     launch::plans::note("kasmina forward", &(&plan, size, address), &[]);
     let (rows, types) = (x.rows, of.types(dtype));
     // SAFETY: rows and columns are within the tensors, seeds follow from columns.
@@ -282,13 +290,15 @@ pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [
             moments.into_buffer_arg(),
             mean.clone().into_buffer_arg(),
             variance.clone().into_buffer_arg(),
-            rows,
-            parts.share,
-            parts.parts,
-            features,
-            seeds,
-            features / seeds,
-            features % seeds,
+            SeenLaunch::new(
+                rows,
+                parts.share,
+                parts.parts,
+                features,
+                seeds,
+                features / seeds,
+                features % seeds,
+            ),
             gather,
         );
     }
