@@ -245,6 +245,62 @@ fn errors_are_one_line_and_leave_no_file() {
     }
 }
 
+/// Seeds that each fit and together do not are refused too, and what does not contribute needs no blueprint.
+#[test]
+fn seeds_are_looked_at() {
+    let place = place();
+    let place = place.path();
+    let seeds = |alpha: [f32; 2], codes: [[i64; 2]; 3]| {
+        let [lifecycle, rows, blend] = codes;
+        vec![
+            floats("x", &[1, 4], &[2.0; 4]),
+            floats("alpha", &[2], &alpha),
+            floats("blueprints", &[1, 4], &[3.0; 4]),
+            integers("lifecycle", &[2], &lifecycle),
+            integers("blueprint_id", &[2], &rows),
+            integers("blend", &[2], &blend),
+        ]
+    };
+    let right = seeds([0.5, 1.0], [[0, 7], [-1, 0], [0, 2]]);
+    let both = [&right[..], &[floats("grad.y", &[1, 4], &[1.0; 4])]].concat();
+    let (status, out, err) = op(place, &file(&both, &[]), "kasmina", &[]);
+    assert_eq!((status, out.as_str(), err.as_str()), (0, "", ""));
+    let bytes = fs::read(place.join("out.st")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, expected) in [
+        ("y", vec![2.0, 2.0, 5.0, 5.0]),
+        ("mean", vec![2.0, 2.0]),
+        ("var", vec![0.0, 0.0]),
+        ("grad.x", vec![1.0; 4]),
+        ("grad.alpha", vec![0.0, 6.0]),
+        ("grad.blueprints", vec![0.0; 4]),
+    ] {
+        let found = tensors.tensor(name).unwrap();
+        let found = found.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+        assert_eq!(found.collect::<Vec<_>>(), expected, "{name}");
+    }
+    let cotangent = [&right[..], &[floats("grad.mean", &[2], &[1.0; 2])]].concat();
+    for (input, what) in [
+        (
+            seeds([0.5; 2], [[0, 11], [0, 0], [0, 0]]),
+            "`lifecycle` is 11 at position 1, expected 0 to 10",
+        ),
+        (
+            seeds([0.5; 2], [[0, 0], [0, -2], [0, 0]]),
+            "`blueprint_id` is -2 at position 1, expected -1 to 0",
+        ),
+        (seeds([0.5; 2], [[0, 0], [0, 0], [4, 0]]), "`blend` is 4 at position 0, expected 0 to 3"),
+        (seeds([1.5, 0.5], [[0, 0], [0, 0], [0, 0]]), "`alpha` of seed 0 is 1.5, expected 0 to 1"),
+        (
+            seeds([0.5; 2], [[3, 0], [-1, 0], [0, 0]]),
+            "`blueprint_id` of seed 0 is -1, expected a blueprint, since a seed that is Grafting contributes",
+        ),
+        (cotangent, "`mean` has no gradient, so it takes no cotangent"),
+    ] {
+        assert_eq!(error(&file(&input, &[]), "kasmina", &[]), format!("kasmina: {what}"));
+    }
+}
+
 /// Runs `kiln op` there with nothing else: exit status, stdout, stderr.
 fn plain(place: &Path, args: &[&str]) -> (i32, String, String) {
     let mut command = Command::cargo_bin("kiln").unwrap();

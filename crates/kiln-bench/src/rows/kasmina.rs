@@ -18,7 +18,7 @@ const LIFECYCLE: usize = 3;
 const BLUEPRINT_ID: usize = 4;
 const BLEND: usize = 5;
 
-const SPEC: Spec = Spec {
+static SPEC: Spec = Spec {
     name: "kasmina",
     formula: "y = blend(x, blueprints[blueprint_id], alpha) in the chunks of seeds that contribute, else x",
     inputs: &[

@@ -2,7 +2,7 @@
 
 use super::{ROWS, Spot};
 use crate::host;
-use kiln_ops::kasmina::{chunk, oracle};
+use kiln_ops::kasmina::{SeedState, chunk, oracle};
 
 /// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each.
 const MOST: usize = 1 << 22;
@@ -21,7 +21,14 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
     let (lifecycle, blueprint_id, blend) = (lifecycle?, blueprint_id?, blend?);
     let seeds = alpha.len();
     let rows = spot.sample(count, ROWS);
-    for seed in spot.sample(seeds, SEEDS) {
+    // Some, and one of each state that contributes.
+    let mut chosen = spot.sample(seeds, SEEDS);
+    let contributing = SeedState::ALL.into_iter().filter(|state| state.contributes());
+    let first = |state: SeedState| lifecycle.iter().position(|code| *code == state.code());
+    chosen.extend(contributing.filter_map(first));
+    chosen.sort_unstable();
+    chosen.dedup();
+    for seed in chosen {
         let columns = chunk(seed, features, seeds);
         let size = columns.len();
         if count * size > MOST {

@@ -154,7 +154,7 @@ impl Chunks {
     fn mean(self, of: Tensor<1>) -> Tensor<1> {
         let mut begin = 0;
         let parts = self.classes().map(|(seeds, size)| {
-            let part = of.clone().slice([begin..begin + seeds.len() * size]);
+            let part = of.clone().narrow(0, begin, seeds.len() * size);
             begin += seeds.len() * size;
             part.reshape([seeds.len(), size]).mean_dim(1).squeeze_dim(1)
         });

@@ -90,6 +90,7 @@ pub(super) fn begin_of<W: Float, I: Int>(of: &Garden<W, I>, seed: usize) -> usiz
 }
 
 #[cube]
+#[allow(clippy::manual_range_contains)] // kernels have no ranges
 pub(super) fn feature<W: Float, I: Int>(of: &Garden<W, I>, feature: usize, seed: usize) -> Feature {
     let state = u32::cast_from(of.lifecycle[seed]);
     // Whatever stands there, a row that is there is read.
