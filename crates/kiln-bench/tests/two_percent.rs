@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln_bench::gate::{self, Check, Options, Report};
-use kiln_bench::host::BoundedTensor;
+use kiln_bench::host::{BoundedTensor, HostTensor};
 use kiln_bench::registry::{self, Call, Case, Dims, HostCall, Operator, Scale, Spec, Work};
 use kiln_ops::{OpError, device};
 
@@ -46,6 +46,10 @@ impl Operator for Off {
 
     fn fit(&self, dims: &mut Dims) {
         self.op.fit(dims);
+    }
+
+    fn frozen(&self, inputs: &[HostTensor], input: usize, element: usize) -> bool {
+        self.op.frozen(inputs, input, element)
     }
 
     fn cases(&self) -> Vec<Case> {
