@@ -32,7 +32,8 @@ pub trait KasminaOps: Backend {
 #[backend_extension(Cube, Fusion)]
 pub trait KasminaSeedOps: Backend {
     /// alpha, lifecycle, blueprint_id and blend after changes, in their memory unless somebody else holds it; `[U, 5]`
-    /// integers, which seed, [a mask](super::kernel::change) and values, and `[U]` alphas.
+    /// integers, which seed, which fields (bit 0 lifecycle, 1 blueprint_id, 2 blend, 3 alpha) and the first three of them, and
+    /// `[U]` alphas.
     #[fusion(meta = |of, _codes, _alphas| {
         (of.alpha.clone(), of.lifecycle.clone(), of.blueprint_id.clone(), of.blend.clone())
     })]
