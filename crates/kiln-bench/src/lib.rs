@@ -2,6 +2,7 @@
 //!
 //! * [`operator`]: an operator's inputs, attributes, outputs, float64 oracle, test cases, bench
 //!   shapes and the bytes and operations it cannot avoid.
+//! * [`dims`]: the sizes of their dimensions.
 //! * [`registry`]: all of them by name. New operators join by a row.
 //! * [`gate`]: the correctness gate, `kiln verify`.
 //! * [`mod@bench`]: times behind the gate, `kiln bench`.
@@ -13,6 +14,7 @@
 
 pub mod attributes;
 pub mod bench;
+pub mod dims;
 pub mod files;
 pub mod gate;
 pub mod host;

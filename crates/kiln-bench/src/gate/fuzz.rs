@@ -1,6 +1,6 @@
 //! Random cases.
 
-use crate::operator::sizes_of;
+use crate::dims::sizes_of;
 use crate::registry::{Case, Dims, Operator};
 use burn::tensor::DType;
 use rand::{Rng, RngExt};

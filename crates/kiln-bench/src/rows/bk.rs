@@ -2,6 +2,7 @@
 
 use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
+use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::Spot;

@@ -1,6 +1,7 @@
 //! embedding.
 
 use super::elements;
+use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};

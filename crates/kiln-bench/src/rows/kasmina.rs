@@ -1,6 +1,7 @@
 //! kasmina.
 
 use super::elements;
+use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
 use crate::spot::{self, Spot};

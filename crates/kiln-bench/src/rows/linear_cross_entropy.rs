@@ -2,6 +2,7 @@
 
 use super::cross_entropy::{ATTRIBUTES, options};
 use super::elements;
+use crate::dims::shrink;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};

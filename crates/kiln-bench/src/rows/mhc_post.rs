@@ -1,6 +1,7 @@
 //! mhc_post.
 
 use super::elements;
+use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};

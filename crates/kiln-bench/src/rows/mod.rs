@@ -22,7 +22,8 @@ mod swiglu;
 mod swiglu_mlp;
 mod tril_matmul;
 
-use crate::operator::{Case, Dims, Operator, SHRUNK, replace, shrink};
+use crate::dims::{SHRUNK, replace, shrink};
+use crate::operator::{Case, Dims, Operator};
 
 /// The registry's rows.
 pub(crate) const ALL: &[&dyn Operator] = &[

@@ -15,6 +15,7 @@ mod hyper;
 #[path = "../scan/ops.rs"]
 mod ops;
 mod optimizer;
+mod seeds;
 mod server;
 mod table;
 mod toolkit;
@@ -105,7 +106,7 @@ fn launched(capability: u32) -> (Vec<Kernel>, Vec<String>) {
 #[test]
 fn seeds_stay_on_the_device() {
     let client = server::client(89);
-    let calls = || calls::chunks_of(&client).into_iter();
+    let calls = || seeds::chunks_of(&client).into_iter();
     let uploads = server::uploads(&client, 89, || {
         for _ in 0..100 {
             calls().for_each(|call| (call.run)());
