@@ -163,10 +163,9 @@ pub(super) fn fused<const D: usize>(
     (Tensor::from_dispatch(y), Telemetry { mean, variance })
 }
 
-/// [`Seeds::change`](super::Seeds::change) through the kernel, without its checks; no seed changes twice.
+/// [`Seeds::change`](super::Seeds::change) through the kernel, without its checks and autodiff; no seed changes twice.
 pub(super) fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
-    let device = seeds.alpha.device().inner();
-    let tracks = seeds.alpha.is_autodiff();
+    let device = seeds.alpha.device();
     let codes = changes.iter().flat_map(|change| {
         let row = change.blueprint.map(|row| row.map_or(-1, |row| row as i64));
         let values = [change.state.map(SeedState::code), row, change.blend.map(Blend::code)];
@@ -181,16 +180,13 @@ pub(super) fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
     let codes = Tensor::<2, Int>::from_data(codes, (&device, DType::I32)).into_dispatch();
     let alphas: Vec<f32> = changes.iter().map(|change| change.alpha.unwrap_or(0.0)).collect();
     let alphas = Tensor::<1>::from_data(alphas.as_slice(), (&device, DType::F32)).into_dispatch();
-    let plain = |of: Tensor<1, Int>| if of.is_autodiff() { of.inner() } else { of };
-    let alpha = if tracks { seeds.alpha.clone().inner() } else { seeds.alpha.clone() };
-    let [lifecycle, blueprint_id, blend] = codes_of(seeds).map(plain).map(Tensor::into_dispatch);
-    let alpha = alpha.into_dispatch();
+    let alpha = seeds.alpha.clone().into_dispatch();
+    let [lifecycle, blueprint_id, blend] = codes_of(seeds).map(Tensor::into_dispatch);
     let of = State { alpha, lifecycle, blueprint_id, blend };
     let (alpha, lifecycle, blueprint_id, blend) = Dispatch::kasmina_change(of, codes, alphas);
-    let alpha: Tensor<1> = Tensor::from_dispatch(alpha);
-    let codes = [lifecycle, blueprint_id, blend].map(Tensor::<1, Int>::from_dispatch);
-    let [lifecycle, blueprint_id, blend] = codes.map(|of| if tracks { of.autodiff() } else { of });
-    Seeds { alpha: if tracks { alpha.autodiff() } else { alpha }, lifecycle, blueprint_id, blend }
+    let [lifecycle, blueprint_id, blend] =
+        [lifecycle, blueprint_id, blend].map(Tensor::from_dispatch);
+    Seeds { alpha: Tensor::from_dispatch(alpha), lifecycle, blueprint_id, blend }
 }
 
 /// dx, dalpha and dblueprints through the kernels, past autodiff and without checks.

@@ -28,10 +28,9 @@ pub fn kasmina<const D: usize>(
     (y.cast(dtype).reshape(shape), telemetry)
 }
 
-/// [`Seeds::change`](super::Seeds::change) without its checks.
+/// [`Seeds::change`](super::Seeds::change) without its checks and autodiff.
 pub fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
-    let (device, count) = (seeds.alpha.device().inner(), seeds.count());
-    let tracks = seeds.alpha.is_autodiff();
+    let (device, count) = (seeds.alpha.device(), seeds.count());
     // Where a field changes, and to what.
     let changed = |of: &dyn Fn(&SeedChange) -> Option<f64>| {
         let (mut places, mut values) = (vec![false; count], vec![0.0; count]);
@@ -45,18 +44,14 @@ pub fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
     let integers = |field: Tensor<1, Int>, of: &dyn Fn(&SeedChange) -> Option<i64>| {
         let (places, values) = changed(&|change| of(change).map(|value| value as f64));
         let values: Vec<i64> = values.into_iter().map(|value| value as i64).collect();
-        let field = if field.is_autodiff() { field.inner() } else { field };
         let values = Tensor::<1, Int>::from_ints(values.as_slice(), &device).cast(field.dtype());
-        let field = field.mask_where(places, values);
-        if tracks { field.autodiff() } else { field }
+        field.mask_where(places, values)
     };
     let (places, values) = changed(&|change| change.alpha.map(f64::from));
-    let alpha = if tracks { seeds.alpha.inner() } else { seeds.alpha };
-    let values = Tensor::<1>::from_data(values.as_slice(), (&device, alpha.dtype()));
-    let alpha = alpha.mask_where(places, values);
+    let values = Tensor::<1>::from_data(values.as_slice(), (&device, seeds.alpha.dtype()));
     let row = |row: Option<usize>| row.map_or(-1, |row| row as i64);
     Seeds {
-        alpha: if tracks { alpha.autodiff() } else { alpha },
+        alpha: seeds.alpha.mask_where(places, values),
         lifecycle: integers(seeds.lifecycle, &|change| change.state.map(SeedState::code)),
         blueprint_id: integers(seeds.blueprint_id, &|change| change.blueprint.map(row)),
         blend: integers(seeds.blend, &|change| change.blend.map(Blend::code)),

@@ -276,8 +276,7 @@ impl Seeds {
         // One record for each seed: units write at the same time.
         let mut merged = BTreeMap::new();
         for change in changes {
-            let of =
-                merged.entry(change.seed).or_insert(SeedChange { seed: change.seed, ..*change });
+            let of = merged.entry(change.seed).or_insert(*change);
             of.state = change.state.or(of.state);
             of.blueprint = change.blueprint.or(of.blueprint);
             of.blend = change.blend.or(of.blend);
@@ -293,13 +292,36 @@ impl Seeds {
             blueprint_id: none(),
             blend: none(),
         };
-        let seeds = std::mem::replace(self, empty);
-        *self = match choice {
+        let (seeds, autodiff) = std::mem::replace(self, empty).plain();
+        let seeds = match choice {
             #[cfg(feature = "cube")]
             Choice::Fused => backend::change(seeds, &changes),
             Choice::Reference => reference::change(seeds, &changes),
         };
+        *self = if autodiff { seeds.autodiff() } else { seeds };
         Ok(())
+    }
+
+    /// Without autodiff, and whether they had it.
+    fn plain(self) -> (Self, bool) {
+        let autodiff = self.alpha.is_autodiff();
+        let plain = |of: Tensor<1, Int>| if of.is_autodiff() { of.inner() } else { of };
+        let seeds = Self {
+            alpha: if autodiff { self.alpha.inner() } else { self.alpha },
+            lifecycle: plain(self.lifecycle),
+            blueprint_id: plain(self.blueprint_id),
+            blend: plain(self.blend),
+        };
+        (seeds, autodiff)
+    }
+
+    fn autodiff(self) -> Self {
+        Self {
+            alpha: self.alpha.autodiff(),
+            lifecycle: self.lifecycle.autodiff(),
+            blueprint_id: self.blueprint_id.autodiff(),
+            blend: self.blend.autodiff(),
+        }
     }
 
     /// How many there are.

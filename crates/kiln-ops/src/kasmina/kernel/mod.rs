@@ -25,13 +25,13 @@ use cubecl::prelude::*;
 /// Vectors of a row that a cube takes at most: 1 KB.
 const COLUMNS: u32 = 64;
 /// Units of a cube, which is the only one of its multiprocessor: with more, the last of them worked alone for a while
-/// (H200, 2026-11-27, 65536×4096 in bf16: forward 281 µs; two and four of 256 units 304 and 365).
+/// (H200, 2026-11-27, 65536×4096 in bf16: forward 281 µs, 304 with two, 346 with four).
 const UNITS: u32 = 512;
 /// Rows of a unit whose loads are under way together.
 const ROWS: usize = 4;
 /// Units that bring a seed's numbers together, at most.
 const GATHERERS: u32 = 256;
-/// Bytes of shared memory that every device has.
+/// Most bytes of shared memory of a cube.
 const SHARED: usize = 32 << 10;
 
 /// How rows and columns are spread.
@@ -58,8 +58,10 @@ impl Plan {
     fn new(client: &Client, rows: usize, vectors: usize, size: usize) -> Self {
         let rows = limits::reckoned(rows);
         // A unit leaves two vectors of f32 for the others.
-        let fits = (SHARED / (2 * size * size_of::<f32>())) as u32;
-        let units = UNITS.min(client.properties().hardware.max_units_per_cube).min(fits);
+        let hardware = &client.properties().hardware;
+        let shared = SHARED.min(hardware.max_shared_memory_size);
+        let fits = (shared / (2 * size * size_of::<f32>())) as u32;
+        let units = UNITS.min(hardware.max_units_per_cube).min(fits);
         let columns = (vectors as u32).next_power_of_two().min(COLUMNS).min(units);
         // Both are powers of two: what units below each other have seen is brought together in a tree.
         let below = (units / columns).min(rows.div_ceil(ROWS).next_power_of_two() as u32);
@@ -164,7 +166,7 @@ impl Gather {
     }
 }
 
-/// The numbers of one kind that a kernel has left, `kinds` of them: `[parts, kinds, H]`.
+/// What one launch leaves for the next: of each part of the rows two numbers a column, `[parts, 2, H]`.
 fn left(like: &CubeTensor, op: &'static str, name: &'static str, of: [usize; 3]) -> CubeTensor {
     launch::scratch(like, op, name, burn::tensor::Shape::new(of), burn::tensor::DType::F32)
 }
