@@ -119,6 +119,10 @@ class Case:
                     return torch.ones(shape, device="cuda", dtype=own)
                 if "classes" in holds:
                     return torch.randint(holds["classes"], shape, device="cuda")
+                if "mostly_last" in holds:
+                    count = holds["mostly_last"]
+                    drawn = torch.randint(2 * count - 1, shape, device="cuda")
+                    return drawn.clamp_(max=count - 1)
                 if holds == "shares":
                     return torch.rand(shape, device="cuda", dtype=own)
                 if "ends" in holds:

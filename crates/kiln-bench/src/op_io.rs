@@ -46,7 +46,7 @@ pub fn describe(spec: &Spec) -> String {
             Holds::OptionalF32 => " F32, optional",
             Holds::Classes(_) | Holds::Rows(_) => " I64 or I32",
             Holds::RowsOrNone(_) => " I64 or I32, -1 for none",
-            Holds::Codes(_) => " I64 or I32, codes",
+            Holds::Codes(_) | Holds::MostlyLast(_) => " I64 or I32, codes",
             Holds::Ends(_) => " I64 or I32, optional",
         };
         lines.push(format!("  input      {} {}{holds}", input.name, shape(input.shape)));
@@ -89,7 +89,7 @@ pub fn run(request: &Request) -> Result<(), String> {
         let allowed = match input.holds {
             Holds::Classes(dim) | Holds::Rows(dim) => Some(0..dims[dim][0] as i64),
             Holds::RowsOrNone(dim) => Some(-1..dims[dim][0] as i64),
-            Holds::Codes(count) => Some(0..count as i64),
+            Holds::Codes(count) | Holds::MostlyLast(count) => Some(0..count as i64),
             _ => None,
         };
         if let Some(allowed) = allowed {

@@ -29,6 +29,8 @@ pub enum Holds {
     RowsOrNone(&'static str),
     /// One of so many codes, from 0 on.
     Codes(usize),
+    /// The same, the last as often as all others together.
+    MostlyLast(usize),
     /// 0, then where parts of this dimension end, the last with it. May be missing: a call without has no
     /// elements of it.
     Ends(&'static str),
@@ -39,7 +41,12 @@ impl Holds {
     pub fn integers(self) -> bool {
         matches!(
             self,
-            Self::Classes(_) | Self::Rows(_) | Self::RowsOrNone(_) | Self::Codes(_) | Self::Ends(_)
+            Self::Classes(_)
+                | Self::Rows(_)
+                | Self::RowsOrNone(_)
+                | Self::Codes(_)
+                | Self::MostlyLast(_)
+                | Self::Ends(_)
         )
     }
 

@@ -49,6 +49,7 @@ pub mod bk;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod kasmina;
+pub mod kasmina_mlp;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod mhc_post;
@@ -78,8 +79,10 @@ pub mod prelude {
     pub use crate::cross_entropy::{CrossEntropyOptions, cross_entropy};
     pub use crate::embedding::{EmbeddingOptions, embedding, tied_embedding};
     pub use crate::kasmina::{
-        Blend, KasminaOptions, Seed, SeedChange, SeedState, Seeds, Telemetry, kasmina,
+        Blend, BlueprintCounts, KasminaOptions, Seed, SeedChange, SeedState, Seeds, Telemetry,
+        kasmina,
     };
+    pub use crate::kasmina_mlp::{kasmina_mlp, mlp_rows};
     pub use crate::linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_of_table};
     pub use crate::matmul::{F32Precision, MatmulOptions, matmul, matmul_add};
     pub use crate::mhc_post::mhc_post;

@@ -15,7 +15,7 @@ fn garden(count: usize, blueprints: usize) -> Vec<Seed> {
     let one = |i: usize| Seed {
         state: SeedState::ALL[(3 + 7 * i) % SeedState::ALL.len()],
         blueprint: Some(5 * i % blueprints),
-        blend: Blend::ALL[(i + i / 4) % Blend::ALL.len()],
+        blend: Blend::OF_ROWS[(i + i / 4) % Blend::OF_ROWS.len()],
         alpha: (i * 37 % 101) as f32 / 100.0,
     };
     (0..count).map(one).collect()
@@ -185,7 +185,7 @@ fn others_pass_through() {
     for device in devices() {
         for state in SeedState::ALL.into_iter().filter(|state| !state.contributes()) {
             for blueprint in [None, Some(0)] {
-                let seeds: Vec<Seed> = Blend::ALL
+                let seeds: Vec<Seed> = Blend::OF_ROWS
                     .into_iter()
                     .map(|blend| Seed { state, blueprint, blend, alpha: 0.7 })
                     .collect();

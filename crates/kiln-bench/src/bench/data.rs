@@ -51,6 +51,8 @@ pub enum Numbers {
     },
     /// Integers from 0 to one below this.
     Classes(usize),
+    /// The same, the last as often as all others together.
+    MostlyLast(usize),
     /// Evenly from 0 to 1.
     Shares,
     /// 0 to this, in equal steps.
@@ -63,7 +65,7 @@ impl Part {
     /// Its element type if that of the operation is `dtype`.
     fn dtype(&self, dtype: DType) -> DType {
         match self.holds {
-            Numbers::Classes(_) | Numbers::Ends(_) => DType::I64,
+            Numbers::Classes(_) | Numbers::MostlyLast(_) | Numbers::Ends(_) => DType::I64,
             _ if self.f32 => DType::F32,
             _ => dtype,
         }
@@ -89,6 +91,7 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
                 Numbers::Classes(dims[dim][0])
             }
             Holds::Codes(count) => Numbers::Classes(count),
+            Holds::MostlyLast(count) => Numbers::MostlyLast(count),
             Holds::Shares => Numbers::Shares,
             Holds::Ends(dim) => Numbers::Ends(dims[dim][0]),
             _ => Numbers::Normal { mean: input.mean * scale, deviation: scale },
@@ -217,6 +220,12 @@ fn generate(parts: &[Part], dtype: DType) -> Vec<(String, Encoded)> {
                     bytes.extend_from_slice(&rng.random_range(0..classes as i64).to_le_bytes());
                 }
             }
+            Numbers::MostlyLast(count) => {
+                for _ in 0..n {
+                    let code = rng.random_range(0..2 * count as i64 - 1).min(count as i64 - 1);
+                    bytes.extend_from_slice(&code.to_le_bytes());
+                }
+            }
             Numbers::Ends(last) => {
                 for end in ends(n, last) {
                     bytes.extend_from_slice(&(end as i64).to_le_bytes());
@@ -275,17 +284,25 @@ impl<'a> Maker<'a> {
         if let Numbers::Ends(last) = part.holds {
             return integers(ends(n, last).map(|end| end as f64).collect());
         }
-        let Numbers::Classes(classes) = part.holds else {
-            let width = part.shape.last().copied().unwrap_or(1);
-            let rows = self.float(part, [n / width.max(1), width], turn);
-            return Input::Float { leaf: rows.clone(), rows, shape: part.shape.clone() };
+        // Numbers from `most` on stand for the last that there is.
+        let (classes, most) = match part.holds {
+            Numbers::Classes(classes) => (classes, classes),
+            Numbers::MostlyLast(count) => (2 * count - 1, count),
+            _ => {
+                let width = part.shape.last().copied().unwrap_or(1);
+                let rows = self.float(part, [n / width.max(1), width], turn);
+                return Input::Float { leaf: rows.clone(), rows, shape: part.shape.clone() };
+            }
         };
         let values: Vec<f64> = match self.data {
             Some(data) => {
                 let bytes = data.turned(part, turn, self.sets);
                 bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect()
             }
-            None => (0..n).map(|_| self.rng.random_range(0..classes) as f64).collect(),
+            None => {
+                let one = |_| self.rng.random_range(0..classes).min(most - 1) as f64;
+                (0..n).map(one).collect()
+            }
         };
         Input::int(&HostTensor::new(part.shape.as_slice(), values), false, self.device)
     }

@@ -62,6 +62,11 @@ impl Data {
                     let codes = (0..n).map(|_| rng.random_range(0..count) as f64).collect();
                     HostTensor::new(shape.as_slice(), codes)
                 }
+                Holds::MostlyLast(count) => {
+                    let n = shape.iter().product::<usize>();
+                    let one = |_| rng.random_range(0..2 * count - 1).min(count - 1) as f64;
+                    HostTensor::new(shape.as_slice(), (0..n).map(one).collect())
+                }
                 Holds::Classes(dim) => {
                     let classes = dims[dim][0] as i64;
                     let ignored = attributes.integer("ignore_index");

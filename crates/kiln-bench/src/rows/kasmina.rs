@@ -7,17 +7,19 @@ use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
-use kiln_ops::kasmina::{Blend, KasminaOptions, Seed, SeedState, Seeds, kasmina, oracle};
+use kiln_ops::kasmina::{
+    Blend, BlueprintCounts, KasminaOptions, Seed, SeedState, Seeds, kasmina, oracle,
+};
 use kiln_ops::oracle::Number;
 
 pub(crate) struct Row;
 
 /// Which input is which.
-const ALPHA: usize = 1;
-const BLUEPRINTS: usize = 2;
+pub(super) const ALPHA: usize = 1;
+pub(super) const BLUEPRINTS: usize = 2;
 const LIFECYCLE: usize = 3;
 const BLUEPRINT_ID: usize = 4;
-const BLEND: usize = 5;
+pub(super) const BLEND: usize = 5;
 
 static SPEC: Spec = Spec {
     name: "kasmina",
@@ -49,7 +51,7 @@ static SPEC: Spec = Spec {
         InputSpec {
             name: "blend",
             shape: &["C"],
-            holds: Holds::Codes(Blend::ALL.len()),
+            holds: Holds::Codes(Blend::OF_ROWS.len()),
             mean: 0.0,
             fan_in: None,
         },
@@ -64,13 +66,13 @@ static SPEC: Spec = Spec {
     kernel: true,
 };
 
-fn seeds(call: &Call<'_>) -> Seeds {
+pub(super) fn seeds(call: &Call<'_>) -> Seeds {
     let [lifecycle, blueprint_id, blend] = [LIFECYCLE, BLUEPRINT_ID, BLEND].map(|i| call.int(i));
     Seeds { alpha: call.rows(ALPHA).flatten(0, 1), lifecycle, blueprint_id, blend }
 }
 
 /// What the oracle takes, of the inputs' numbers.
-fn host<'a, N>(
+pub(super) fn host<'a, N>(
     numbers: [&'a [N]; 3],
     codes: &'a [Vec<i64>; 3],
     features: usize,
@@ -80,12 +82,12 @@ fn host<'a, N>(
     oracle::Call { x, blueprints, alpha, lifecycle, blueprint_id, blend, features }
 }
 
-fn codes<N: Number>(inputs: &[HostTensor<N>]) -> [Vec<i64>; 3] {
+pub(super) fn codes<N: Number>(inputs: &[HostTensor<N>]) -> [Vec<i64>; 3] {
     [LIFECYCLE, BLUEPRINT_ID, BLEND].map(|i| inputs[i].integers())
 }
 
 /// The seeds as they are on the host; the codes have been looked at.
-fn on_host(inputs: &[HostTensor]) -> Vec<Seed> {
+pub(super) fn on_host(inputs: &[HostTensor]) -> Vec<Seed> {
     let [lifecycle, blueprint_id, blend] = codes(inputs);
     let one = |(seed, alpha): (usize, &f64)| Seed {
         state: SeedState::ALL[lifecycle[seed] as usize],
@@ -94,6 +96,23 @@ fn on_host(inputs: &[HostTensor]) -> Vec<Seed> {
         alpha: *alpha as f32,
     };
     inputs[ALPHA].values.iter().enumerate().map(one).collect()
+}
+
+/// Seeds that do not fit.
+pub(super) fn refuse(inputs: &[HostTensor], counts: BlueprintCounts) -> Result<(), String> {
+    let mut seeds = on_host(inputs).into_iter().enumerate();
+    seeds.try_for_each(|(i, seed)| seed.check(i, counts)).map_err(|e| e.to_string())
+}
+
+/// Whether an element of the blueprints is that of a seed that does not train it.
+pub(super) fn frozen(inputs: &[HostTensor], element: usize) -> bool {
+    let features = inputs[0].shape[1];
+    let seeds = on_host(inputs);
+    let feature = element % features;
+    let of = |i: &usize| kiln_ops::kasmina::chunk(*i, features, seeds.len()).contains(&feature);
+    let seed = (0..seeds.len()).find(of).map(|i| seeds[i]);
+    let row = Some(element / features);
+    seed.is_some_and(|s| s.blend != Blend::Mlp && s.blueprint == row && !s.state.trains())
 }
 
 impl Operator for Row {
@@ -142,9 +161,7 @@ impl Operator for Row {
     }
 
     fn refuse(&self, inputs: &[HostTensor]) -> Result<(), String> {
-        let blueprints = inputs[BLUEPRINTS].shape[0];
-        let mut seeds = on_host(inputs).into_iter().enumerate();
-        seeds.try_for_each(|(i, seed)| seed.check(i, blueprints)).map_err(|e| e.to_string())
+        refuse(inputs, BlueprintCounts::rows(inputs[BLUEPRINTS].shape[0]))
     }
 
     // Where everything is a launch, a hundred launches say nothing, and take minutes.
@@ -154,13 +171,7 @@ impl Operator for Row {
 
     // Blueprints of seeds that do not train them.
     fn frozen(&self, inputs: &[HostTensor], input: usize, element: usize) -> bool {
-        let features = inputs[0].shape[1];
-        let seeds = on_host(inputs);
-        let feature = element % features;
-        let of = |i: &usize| kiln_ops::kasmina::chunk(*i, features, seeds.len()).contains(&feature);
-        let seed = (0..seeds.len()).find(of).map(|i| seeds[i]);
-        let row = Some(element / features);
-        input == BLUEPRINTS && seed.is_some_and(|s| s.blueprint == row && !s.state.trains())
+        input == BLUEPRINTS && frozen(inputs, element)
     }
 
     fn fit(&self, dims: &mut Dims) {

@@ -8,6 +8,7 @@ mod cross_entropy;
 mod embedding;
 mod gram;
 mod kasmina;
+mod kasmina_mlp;
 mod linear_cross_entropy;
 mod matmul;
 mod mhc_post;
@@ -51,6 +52,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &muon::Row,
     &tril_matmul::Row,
     &kasmina::Row,
+    &kasmina_mlp::Row,
 ];
 
 /// Elements of an input of a case, as a number to count bytes and operations with.

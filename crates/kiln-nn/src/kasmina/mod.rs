@@ -48,7 +48,10 @@ use burn::module::{
 use burn::nn::Initializer;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_ops::kasmina::chunk_means;
-use kiln_ops::prelude::{KasminaOptions, OpError, SeedChange, Seeds, Telemetry, kasmina};
+use kiln_ops::prelude::{
+    BlueprintCounts, KasminaOptions, OpError, SeedChange, Seeds, Telemetry, kasmina, kasmina_mlp,
+    mlp_rows,
+};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -65,13 +68,16 @@ pub struct KasminaLayerConfig {
     /// Rows that seeds choose from.
     #[config(default = 1)]
     pub blueprints: usize,
+    /// MLPs that seeds choose from, by [`Blend::Mlp`].
+    #[config(default = 0)]
+    pub mlps: usize,
     /// Forwards whose telemetry is kept on the device.
     #[config(default = 16)]
     pub forwards: usize,
     /// Rules of the seeds' lives.
     #[config(default = "LifecycleConfig::new()")]
     pub lifecycle: LifecycleConfig,
-    /// Start values of the blueprints: about 1, with which `lerp` and `scale` change little.
+    /// Start values of the rows: about 1, with which `lerp` and `scale` change little.
     #[config(default = "Initializer::Normal { mean: 1.0, std: 0.02 }")]
     pub initializer: Initializer,
 }
@@ -82,6 +88,8 @@ pub struct KasminaLayerConfig {
 pub struct KasminaLayer {
     /// `[P, H]`.
     pub blueprints: Param<Tensor<2>>,
+    /// `[Q, 4S + 3, S]` for chunks of up to S features, as `kiln_ops`' `kasmina_mlp` has them.
+    pub mlps: Option<Param<Tensor<3>>>,
     alpha: Param<Tensor<1>>,
     lifecycle: Param<Tensor<1, Int>>,
     blueprint_id: Param<Tensor<1, Int>>,
@@ -118,7 +126,9 @@ impl KasminaLayerConfig {
         let lifecycle = Lifecycle::new(seeds, self.lifecycle.clone());
         let of = expect(Seeds::new(&vec![Seed::default(); seeds], device));
         let stored = stored::store(&lifecycle, device);
+        let mlps = (self.mlps > 0).then(|| mlps(self.mlps, features.div_ceil(seeds), device));
         KasminaLayer {
+            mlps,
             blueprints: self.initializer.init([blueprints, features], device),
             alpha: constant(of.alpha),
             lifecycle: integers(of.lifecycle),
@@ -133,6 +143,20 @@ impl KasminaLayerConfig {
             seen: Ring::default(),
         }
     }
+}
+
+/// Weights by Glorot and Bengio, biases of zero.
+fn mlps(count: usize, features: usize, device: &Device) -> Param<Tensor<3>> {
+    let weights = [count, 4 * features, features];
+    let of_weights = Initializer::XavierUniform { gain: 1.0 }.init_with::<3, _>(
+        weights,
+        Some(features),
+        Some(2 * features),
+        device,
+    );
+    let rows = mlp_rows(features) - 4 * features;
+    let biases = Tensor::zeros([count, rows, features], device);
+    Param::from_tensor(Tensor::cat(vec![of_weights.val().detach(), biases], 1))
 }
 
 fn integers<const D: usize>(of: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
@@ -167,12 +191,23 @@ impl KasminaLayer {
     ) -> Tensor<E> {
         let h = base(x);
         check_width("kasmina", &h, self.features);
-        let (y, telemetry) = expect(kasmina(h, self.blueprints.val(), &self.seeds(), CHECKED));
+        let (y, telemetry) = self.blend(h, &self.seeds());
         let mut seen = self.seen.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.push_back(telemetry);
         let more = seen.len().saturating_sub(self.forwards);
         seen.drain(..more);
         y
+    }
+
+    fn blend<const D: usize>(&self, h: Tensor<D>, seeds: &Seeds) -> (Tensor<D>, Telemetry) {
+        let blueprints = self.blueprints.val();
+        expect(match &self.mlps {
+            None => kasmina(h, blueprints, seeds, CHECKED),
+            Some(mlps) => {
+                let mlps = mlps.val().cast(h.dtype());
+                kasmina_mlp(h, blueprints, mlps, seeds, CHECKED)
+            }
+        })
     }
 
     /// The self-supervised loss of each seed that is in training, `[C]`: how well its blueprint, blended in whole, returns
@@ -194,8 +229,7 @@ impl KasminaLayer {
             return seeds.alpha.zeros_like();
         }
         let alone = Seeds { alpha: seeds.alpha.ones_like(), lifecycle: grafted, ..seeds };
-        let blueprints = self.blueprints.val().cast(DType::F32);
-        let (y, _) = expect(kasmina(h.clone(), blueprints, &alone, CHECKED));
+        let (y, _) = self.blend(h.clone(), &alone);
         let off = (y - h).powi_scalar(2).mean_dim(0).squeeze_dim::<1>(0);
         chunk_means(off, alone.count()).mask_fill(training.bool_not(), 0.0)
     }
@@ -208,6 +242,12 @@ impl KasminaLayer {
             blueprint_id: self.blueprint_id.val(),
             blend: self.blend.val(),
         }
+    }
+
+    /// How many blueprints seeds choose from.
+    pub fn counts(&self) -> BlueprintCounts {
+        let mlps = self.mlps.as_ref().map_or(0, |mlps| mlps.dims()[0]);
+        BlueprintCounts { rows: self.blueprints.dims()[0], mlps }
     }
 
     /// Telemetry of the last forwards, the latest last. It stays on the device until it is read.
@@ -227,9 +267,9 @@ impl KasminaLayer {
             steps: self.steps.val(),
         };
         let seeds = self.seeds().read()?;
-        let [blueprints, _] = self.blueprints.dims();
+        let counts = self.counts();
         let mut numbered = seeds.iter().enumerate();
-        numbered.try_for_each(|(number, seed)| seed.check(number, blueprints))?;
+        numbered.try_for_each(|(number, seed)| seed.check(number, counts))?;
         Ok(stored::restore(self.rules.clone(), &seeds, stored))
     }
 
@@ -245,14 +285,14 @@ impl KasminaLayer {
     /// If `lifecycle` has another number of seeds.
     #[track_caller]
     pub fn follow(&mut self, lifecycle: &Lifecycle) -> Result<(), OpError> {
-        let [blueprints, _] = self.blueprints.dims();
-        let [expected] = self.alpha.dims();
+        let (counts, [expected]) = (self.counts(), self.alpha.dims());
         let found = lifecycle.lives().len();
         assert!(found == expected, "kasmina: the lives of {found} seeds, expected {expected}");
         let mut changes = Vec::with_capacity(found);
         for (number, life) in lifecycle.lives().iter().enumerate() {
             let seed = life.seed();
-            seed.check(number, blueprints)?;
+            seed.check(number, counts)?;
+            let blueprints = counts.of(seed.blend);
             // Those in training read theirs too.
             if let Some(row) = seed.blueprint.filter(|row| *row >= blueprints) {
                 let (field, expected) = ("blueprint_id", format!("0 to {}", blueprints - 1));
@@ -295,8 +335,8 @@ impl ModuleDisplay for KasminaLayer {
     }
 
     fn custom_content(&self, content: Content) -> Option<Content> {
-        let ([blueprints, _], [seeds]) = (self.blueprints.dims(), self.alpha.dims());
+        let (counts, [seeds]) = (self.counts(), self.alpha.dims());
         let content = content.add("features", &self.features).add("seeds", &seeds);
-        content.add("blueprints", &blueprints).optional()
+        content.add("blueprints", &counts.rows).add("mlps", &counts.mlps).optional()
     }
 }

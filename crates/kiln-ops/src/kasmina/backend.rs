@@ -2,7 +2,7 @@
 
 pub use super::kernel::{Backward, Blueprints, State};
 
-use super::{Blend, SeedChange, SeedState, Seeds, Telemetry, kernel};
+use super::{Blend, OP, SeedChange, SeedState, Seeds, Telemetry, kernel};
 use crate::autodiff::{Graph, Maybe, maybe};
 use crate::cross_entropy::backend::known;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -74,14 +74,14 @@ impl KasminaOps for CubeBackend {
         x: FloatTensor<Self>,
         of: Blueprints<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let [y, mean, variance] = kernel::forward(x, of);
+        let [y, mean, variance] = kernel::forward(OP, x, of);
         (y, mean, variance)
     }
 }
 
 impl KasminaGradOps for CubeBackend {
     fn kasmina_backward(of: Backward<Self>) -> (Maybe<Self>, Maybe<Self>, Maybe<Self>) {
-        let [dx, dalpha, dblueprints] = kernel::backward(of).map(Maybe::from);
+        let [dx, dalpha, dblueprints] = kernel::backward(OP, of).map(Maybe::from);
         (dx, dalpha, dblueprints)
     }
 }
@@ -124,7 +124,7 @@ impl<B: KasminaOps + KasminaGradOps, C: CheckpointStrategy> KasminaOps for Autod
     }
 }
 
-fn garden<B: Backend>(
+pub(crate) fn garden<B: Backend>(
     rows: FloatTensor<B>,
     alpha: FloatTensor<B>,
     [lifecycle, blueprint_id, blend]: [IntTensor<B>; 3],
@@ -139,7 +139,7 @@ fn codes_of(seeds: Seeds) -> [Tensor<1, Int>; 3] {
     codes.map(|of| if alike { of } else { of.cast(IntDType::I32) })
 }
 
-fn blueprints(rows: Tensor<2>, seeds: &Seeds) -> Blueprints<Dispatch> {
+pub(crate) fn blueprints(rows: Tensor<2>, seeds: &Seeds) -> Blueprints<Dispatch> {
     let (alpha, codes) = (seeds.alpha.clone(), codes_of(seeds.clone()));
     let (rows, alpha) = match rows.dtype() == alpha.dtype() {
         true => (rows, alpha),

@@ -30,7 +30,7 @@ pub mod reference;
 mod seeds;
 
 pub use reference::chunk_means;
-pub use seeds::{Blend, Seed, SeedChange, SeedState, Seeds, chunk};
+pub use seeds::{Blend, BlueprintCounts, Seed, SeedChange, SeedState, Seeds, chunk};
 
 use crate::OpError;
 use crate::check::Check;
@@ -44,7 +44,8 @@ const OP: &str = "kasmina";
 pub struct KasminaOptions {
     /// Read the seeds back and refuse a code, a blueprint or an alpha that is none. The read waits for the device, so
     /// where they are known to be right, as after [`Seed::check`] of each, it is turned off; then an unknown state does not
-    /// contribute, an unknown blend is `mixed`, and an unknown blueprint is the last.
+    /// contribute, nor does one with a blend of MLPs that the call does not have; an unknown blend is `mixed`, and an unknown
+    /// blueprint is the last.
     pub check_seeds: bool,
 }
 
@@ -99,9 +100,9 @@ pub fn kasmina<const D: usize>(
     seeds: &Seeds,
     options: KasminaOptions,
 ) -> Result<(Tensor<D>, Telemetry), OpError> {
-    check(&x, &blueprints, seeds)?;
+    check(OP, &x, &blueprints, seeds)?;
     if options.check_seeds {
-        seeds.check(blueprints.dims()[0])?;
+        seeds.check(BlueprintCounts::rows(blueprints.dims()[0]))?;
     }
     Ok(match policy::choose(OP, x.shape().num_elements(), &x)? {
         #[cfg(feature = "cube")]
@@ -110,12 +111,13 @@ pub fn kasmina<const D: usize>(
     })
 }
 
-fn check<const D: usize>(
+pub(crate) fn check<const D: usize>(
+    op: &'static str,
     x: &Tensor<D>,
     blueprints: &Tensor<2>,
     seeds: &Seeds,
 ) -> Result<(), OpError> {
-    let check = Check(OP);
+    let check = Check(op);
     let (shape, device) = (x.dims(), x.device());
     let features = shape.last().copied().unwrap_or(0);
     check.shape("x", &shape, features > 0, "[..., H] with H at least 1")?;

@@ -33,7 +33,7 @@ pub struct Outputs<N> {
     pub variance: Vec<N>,
 }
 
-/// A seed that contributes.
+/// A seed that contributes, and whose blueprint is a row.
 struct Blended<N> {
     blend: Blend,
     alpha: N,
@@ -48,8 +48,9 @@ impl<N: Number> Call<'_, N> {
 
     fn blended(&self, seed: usize) -> Option<Blended<N>> {
         let state = SeedState::ALL[self.lifecycle[seed] as usize];
-        state.contributes().then(|| Blended {
-            blend: Blend::ALL[self.blend[seed] as usize],
+        let blend = Blend::ALL[self.blend[seed] as usize];
+        (state.contributes() && blend != Blend::Mlp).then(|| Blended {
+            blend,
             alpha: self.alpha[seed],
             row: self.blueprint_id[seed] as usize,
             trains: state.trains(),
@@ -87,7 +88,7 @@ pub fn forward<N: Number>(call: &Call<'_, N>) -> Outputs<N> {
                     Blend::Lerp => x * interpolated(alpha, w),
                     Blend::Scale => w * x,
                     Blend::Add => x + alpha * w,
-                    Blend::Mixed => (-alpha + 1.0) * x + alpha * w,
+                    Blend::Mixed | Blend::Mlp => (-alpha + 1.0) * x + alpha * w,
                 }
                 .stored()
                 .of_column();
@@ -129,7 +130,7 @@ pub fn backward<N: Number>(call: &Call<'_, N>, dy: &[N]) -> [Vec<N>; 3] {
                 Blend::Lerp => interpolated(alpha, w),
                 Blend::Scale => w,
                 Blend::Add => N::exact(1.0),
-                Blend::Mixed => -alpha + 1.0,
+                Blend::Mixed | Blend::Mlp => -alpha + 1.0,
             };
             for at in places() {
                 dx[at] = (factor * dy[at]).stored().of_column();
@@ -140,13 +141,13 @@ pub fn backward<N: Number>(call: &Call<'_, N>, dy: &[N]) -> [Vec<N>; 3] {
                 Blend::Lerp => (w - 1.0) * products(),
                 Blend::Scale => N::exact(0.0),
                 Blend::Add => w * cotangents(),
-                Blend::Mixed => w * cotangents() - products(),
+                Blend::Mixed | Blend::Mlp => w * cotangents() - products(),
             });
             if trains {
                 dblueprints[row * features + feature] = match blend {
                     Blend::Lerp => alpha * products(),
                     Blend::Scale => products(),
-                    Blend::Add | Blend::Mixed => alpha * cotangents(),
+                    Blend::Add | Blend::Mixed | Blend::Mlp => alpha * cotangents(),
                 }
                 .stored();
             }

@@ -19,7 +19,7 @@ pub fn kasmina<const D: usize>(
     }
     let x = x.reshape([rows, features]).cast(DType::F32);
     let chunks = Chunks { features, seeds: seeds.count() };
-    let active = chunks.spread(contributes(seeds));
+    let active = chunks.spread(contributes(seeds, |blend| blend.not_equal_elem(Blend::Mlp.code())));
     let (factor, shift) = terms(blueprints, seeds, active.clone(), chunks);
     let telemetry = telemetry(x.clone(), chunks);
     // Without a factor and a shift the chunk is what it was, the sign of a zero too.
@@ -58,10 +58,15 @@ pub fn change(seeds: Seeds, changes: &[SeedChange]) -> Seeds {
     }
 }
 
-fn contributes(seeds: &Seeds) -> Tensor<1, Bool> {
+/// Seeds whose state contributes and whose blend is one of those.
+pub(crate) fn contributes(
+    seeds: &Seeds,
+    blends: impl FnOnce(Tensor<1, Int>) -> Tensor<1, Bool>,
+) -> Tensor<1, Bool> {
     let [first, last] = [SeedState::Grafting, SeedState::Fossilized].map(SeedState::code);
     let lifecycle = seeds.lifecycle.clone();
-    lifecycle.clone().greater_equal_elem(first).bool_and(lifecycle.lower_equal_elem(last))
+    let state = lifecycle.clone().greater_equal_elem(first);
+    state.bool_and(lifecycle.lower_equal_elem(last)).bool_and(blends(seeds.blend.clone()))
 }
 
 /// What every feature is multiplied with, and what is added to it.
@@ -117,9 +122,9 @@ fn telemetry(x: Tensor<2>, chunks: Chunks) -> Telemetry {
 
 /// The chunk map over tensors: those that have one feature more come first.
 #[derive(Clone, Copy)]
-struct Chunks {
-    features: usize,
-    seeds: usize,
+pub(crate) struct Chunks {
+    pub(crate) features: usize,
+    pub(crate) seeds: usize,
 }
 
 /// The mean over each seed's features of `[H]`, `[C]`; differentiable.
@@ -129,14 +134,14 @@ pub fn chunk_means(of: Tensor<1>, seeds: usize) -> Tensor<1> {
 
 impl Chunks {
     /// Seeds and features of each, of the longer chunks and of the others; none of the longer perhaps.
-    fn classes(self) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+    pub(crate) fn classes(self) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
         let (short, longer) = (self.features / self.seeds, self.features % self.seeds);
         let classes = [(0..longer, short + 1), (longer..self.seeds, short)];
         classes.into_iter().filter(|(seeds, _)| !seeds.is_empty())
     }
 
     /// The number of each feature's seed.
-    fn spread<K: Basic>(self, of: Tensor<1, K>) -> Tensor<1, K> {
+    pub(crate) fn spread<K: Basic>(self, of: Tensor<1, K>) -> Tensor<1, K> {
         let parts = self.classes().map(|(seeds, size)| {
             let count = seeds.len();
             let part = of.clone().slice([seeds]).unsqueeze_dim::<2>(1);

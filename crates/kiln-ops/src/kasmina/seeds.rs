@@ -70,7 +70,7 @@ impl SeedState {
     }
 }
 
-/// How a blueprint w comes into a chunk; the numbers are the codes on the device.
+/// How a blueprint comes into a chunk, w being a row of them; the numbers are the codes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Blend {
@@ -83,11 +83,15 @@ pub enum Blend {
     Add = 2,
     /// (1 − alpha)·x + alpha·w.
     Mixed = 3,
+    /// (1 − alpha)·x + alpha·f(x), f being one of the MLPs of [`kasmina_mlp`](fn@crate::kasmina_mlp::kasmina_mlp).
+    Mlp = 4,
 }
 
 impl Blend {
     /// All of them, by their codes.
-    pub const ALL: [Self; 4] = [Self::Lerp, Self::Scale, Self::Add, Self::Mixed];
+    pub const ALL: [Self; 5] = [Self::Lerp, Self::Scale, Self::Add, Self::Mixed, Self::Mlp];
+    /// Those of a row of the blueprints, by their codes.
+    pub const OF_ROWS: [Self; 4] = [Self::Lerp, Self::Scale, Self::Add, Self::Mixed];
 
     /// The number that stands for it on the device.
     pub fn code(self) -> i64 {
@@ -100,7 +104,7 @@ impl Blend {
 pub struct Seed {
     /// Where it is in its life.
     pub state: SeedState,
-    /// Its row of the blueprints.
+    /// Its row of the blueprints, or which of the MLPs.
     pub blueprint: Option<usize>,
     /// How that comes into the chunk.
     pub blend: Blend,
@@ -108,26 +112,52 @@ pub struct Seed {
     pub alpha: f32,
 }
 
+/// How many blueprints a call has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlueprintCounts {
+    /// Rows.
+    pub rows: usize,
+    /// MLPs.
+    pub mlps: usize,
+}
+
+impl BlueprintCounts {
+    /// Of rows alone.
+    pub fn rows(rows: usize) -> Self {
+        Self { rows, mlps: 0 }
+    }
+
+    /// Of the kind that a blend takes.
+    pub fn of(self, blend: Blend) -> usize {
+        if blend == Blend::Mlp { self.mlps } else { self.rows }
+    }
+}
+
 impl Seed {
     /// Refuses what no call with so many blueprints takes; `seed` is its number, for the error.
     ///
     /// # Errors
     ///
-    /// [`OpError::Seed`] on an alpha outside 0 to 1, and on a seed that contributes without a blueprint or with one that
-    /// is not there.
-    pub fn check(&self, seed: usize, blueprints: usize) -> Result<(), OpError> {
-        self.check_with(seed, Some(blueprints))
+    /// [`OpError::Seed`] on an alpha outside 0 to 1, on a blend of MLPs where there are none, and on a seed that
+    /// contributes without a blueprint or with one that is not there.
+    pub fn check(&self, seed: usize, counts: BlueprintCounts) -> Result<(), OpError> {
+        self.check_with(seed, Some(counts))
     }
 
     /// The number of blueprints may be unknown.
-    fn check_with(&self, seed: usize, blueprints: Option<usize>) -> Result<(), OpError> {
+    fn check_with(&self, seed: usize, counts: Option<BlueprintCounts>) -> Result<(), OpError> {
         if !(0.0..=1.0).contains(&self.alpha) {
             return Err(refuse(seed, "alpha", self.alpha, "0 to 1"));
+        }
+        if self.blend == Blend::Mlp && counts.is_some_and(|counts| counts.mlps == 0) {
+            let last = Blend::OF_ROWS.len() - 1;
+            let expected = format!("0 to {last}, since there are no MLPs");
+            return Err(refuse(seed, "blend", self.blend.code(), expected));
         }
         if !self.state.contributes() {
             return Ok(());
         }
-        match (self.blueprint, blueprints) {
+        match (self.blueprint, counts.map(|counts| counts.of(self.blend))) {
             (None, _) => Err(without(seed, self.state)),
             (Some(row), Some(rows)) if row >= rows => {
                 Err(refuse(seed, "blueprint_id", row, format!("0 to {}", rows.saturating_sub(1))))
@@ -249,9 +279,9 @@ impl Seeds {
     /// # Errors
     ///
     /// [`OpError::Seed`], which names the seed and the field.
-    pub fn check(&self, blueprints: usize) -> Result<(), OpError> {
+    pub fn check(&self, counts: BlueprintCounts) -> Result<(), OpError> {
         let seeds = self.read()?;
-        seeds.iter().enumerate().try_for_each(|(number, seed)| seed.check(number, blueprints))
+        seeds.iter().enumerate().try_for_each(|(number, seed)| seed.check(number, counts))
     }
 
     /// Changes some seeds on the device, in place where nobody else holds the tensors: two small

@@ -273,6 +273,10 @@ impl Number for Bounded {
         Self::new(value, errors, self.rounding)
     }
 
+    fn may_be_zero(self) -> bool {
+        self.value.abs() <= self.bound()
+    }
+
     fn stored(self) -> Self {
         let Some(Rounding { format, .. }) = self.rounding else { return self };
         if format == Format::F32 || self.is_zero() || !self.value.is_finite() {

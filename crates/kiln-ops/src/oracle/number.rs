@@ -52,6 +52,9 @@ pub trait Number:
     /// input.
     fn known(self, value: f64, bound: f64) -> Self;
 
+    /// Whether a right result may be on either side of zero, or there: what decides by its sign may go both ways.
+    fn may_be_zero(self) -> bool;
+
     /// Rounded to the element type of the operation.
     fn stored(self) -> Self;
 
@@ -129,6 +132,10 @@ impl Number for f64 {
 
     fn known(self, value: f64, _bound: f64) -> Self {
         value
+    }
+
+    fn may_be_zero(self) -> bool {
+        self == 0.0
     }
 
     fn stored(self) -> Self {

@@ -76,6 +76,7 @@ pub fn all(client: &Client) -> Vec<Call> {
         crate::optimizer::many_steps(client, dtype, name, &mut calls);
         tables(client, dtype, name, &mut calls);
         crate::seeds::chunks(client, dtype, name, &mut calls);
+        crate::seeds::mlps(client, dtype, name, &mut calls);
     }
     calls
 }

@@ -5,6 +5,8 @@ use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use cubecl::client::Client;
 use kiln_ops::kasmina::backend::{self as kasmina, KasminaGradOps, KasminaOps, KasminaSeedOps};
+use kiln_ops::kasmina_mlp::backend::{self as kasmina_mlp, KasminaMlpGradOps, KasminaMlpOps};
+use kiln_ops::kasmina_mlp::mlp_rows;
 
 /// Forward and backward of the Kasmina layer in f32.
 pub fn chunks_of(client: &Client) -> Vec<Call> {
@@ -53,6 +55,41 @@ pub fn chunks(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) 
             calls.push(Call {
                 name: format!("kasmina.grad{which} {name}"),
                 run: Box::new(move || drop(CubeBackend::kasmina_backward(of))),
+            });
+        }
+    }
+}
+
+/// Chunks with MLPs: of 32 and 64 features, and of such that are read one by one.
+pub fn mlps(client: &Client, dtype: DType, name: &str, calls: &mut Vec<Call>) {
+    for [rows, features, seeds] in
+        [[65_536usize, 4096, 128], [65_536, 4096, 64], [64, 1000, 300], [129, 257, 5]]
+    {
+        let width = features.div_ceil(seeds);
+        let of = || {
+            let ints = || tensor(client, [seeds], DType::I32);
+            kasmina::Blueprints {
+                rows: tensor(client, [10, features], dtype),
+                alpha: tensor(client, [seeds], dtype),
+                lifecycle: ints(),
+                blueprint_id: ints(),
+                blend: ints(),
+            }
+        };
+        let x = || tensor(client, [rows, features], dtype);
+        let mlps = || tensor(client, [10, mlp_rows(width), width], dtype);
+        let name = format!("{name} {rows}x{features} in {seeds}");
+        let (given, blueprints, table) = (x(), of(), mlps());
+        calls.push(Call {
+            name: format!("kasmina_mlp {name}"),
+            run: Box::new(move || drop(CubeBackend::kasmina_mlp(given, blueprints, table))),
+        });
+        for wanted in [[true; 4], [true, false, false, false]] {
+            let of = kasmina_mlp::Backward { dy: x(), x: x(), of: of(), mlps: mlps(), wanted };
+            let which = if wanted[1] { "" } else { " of x" };
+            calls.push(Call {
+                name: format!("kasmina_mlp.grad{which} {name}"),
+                run: Box::new(move || drop(CubeBackend::kasmina_mlp_backward(of))),
             });
         }
     }

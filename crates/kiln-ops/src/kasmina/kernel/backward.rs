@@ -1,6 +1,5 @@
 //! dx, and the gradients of blueprints and alpha.
 
-use super::super::OP;
 use super::seed::{Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_after, seed_of};
 use super::{Blueprints, Gather, Plan, ROWS, Sizes, SizesLaunch, left, load, place};
 use crate::launch::{self, Rows};
@@ -179,17 +178,20 @@ pub struct Backward<B: Backend> {
 }
 
 /// Those gradients that are wanted; contiguous.
-pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 3] {
+pub(crate) fn backward(
+    op: &'static str,
+    backward: Backward<CubeBackend>,
+) -> [Option<CubeTensor>; 3] {
     let Backward { dy, x, of, wanted } = backward;
     let (shape, dtype, client) = (dy.meta.shape().clone(), dy.dtype, dy.client.clone());
     let [seeds, features, _] = of.sizes();
     let like = dy.clone();
     if shape.num_elements() == 0 {
-        let dx = wanted[0].then(|| launch::output(&like, OP, "grad.x", shape, dtype));
+        let dx = wanted[0].then(|| launch::output(&like, op, "grad.x", shape, dtype));
         let zeros = |of: &CubeTensor| launch::zeros(&like, of.meta.shape().clone(), of.dtype);
         return [dx, wanted[1].then(|| zeros(&of.alpha)), wanted[2].then(|| zeros(&of.rows))];
     }
-    let output = |name, shape: &Shape, dtype| launch::output(&like, OP, name, shape.clone(), dtype);
+    let output = |name, shape: &Shape, dtype| launch::output(&like, op, name, shape.clone(), dtype);
     let dx = wanted[0].then(|| output("grad.x", &shape, dtype));
     let dalpha = wanted[1].then(|| output("grad.alpha", of.alpha.meta.shape(), of.alpha.dtype));
     let dblueprints =
@@ -201,7 +203,7 @@ pub(in super::super) fn backward(backward: Backward<CubeBackend>) -> [Option<Cub
     let plan = Plan::new(&client, dy.rows, vectors, size);
     let parts = plan.parts(&client, dy.rows, vectors);
     let sums = match sums_wanted {
-        true => left(&like, OP, "sums", [parts.parts, 2, features]),
+        true => left(&like, op, "sums", [parts.parts, 2, features]),
         false => launch::unused(&like, DType::F32),
     };
     let unused = |dtype| launch::unused(&like, dtype);

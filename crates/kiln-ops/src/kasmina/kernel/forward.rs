@@ -1,6 +1,5 @@
 //! y, and the telemetry of x.
 
-use super::super::OP;
 use super::seed::{Garden, factor, feature, seed_after, seed_of, shift};
 use super::{
     Blueprints, Gather, Place, Plan, ROWS, Sizes, SizesLaunch, left, load, place, rows_of,
@@ -241,22 +240,26 @@ fn telemetry_kernel(
 }
 
 /// y, and mean and variance of the chunks; contiguous.
-pub(in super::super) fn forward(x: CubeTensor, of: Blueprints<CubeBackend>) -> [CubeTensor; 3] {
+pub(crate) fn forward(
+    op: &'static str,
+    x: CubeTensor,
+    of: Blueprints<CubeBackend>,
+) -> [CubeTensor; 3] {
     let (shape, dtype, client) = (x.meta.shape().clone(), x.dtype, x.client.clone());
     let [seeds, features, _] = of.sizes();
-    let y = launch::output(&x, OP, "y", shape.clone(), dtype);
+    let y = launch::output(&x, op, "y", shape.clone(), dtype);
     if shape.num_elements() == 0 {
         let zeros = || launch::zeros(&y, Shape::new([seeds]), DType::F32);
         return [y.clone(), zeros(), zeros()];
     }
-    let statistic = |name| launch::output(&y, OP, name, Shape::new([seeds]), DType::F32);
+    let statistic = |name| launch::output(&y, op, name, Shape::new([seeds]), DType::F32);
     let (mean, variance) = (statistic("mean"), statistic("var"));
     let x = Rows::new(x);
     let size = launch::vector_size(&client, dtype, &[&x]);
     let vectors = features / size;
     let plan = Plan::new(&client, x.rows, vectors, size);
     let parts = plan.parts(&client, x.rows, vectors);
-    let moments = left(&y, OP, "moments", [parts.parts, 2, features]);
+    let moments = left(&y, op, "moments", [parts.parts, 2, features]);
     let address = launch::address_type(&[&x.tensor, &y, &moments, &of.rows]);
     launch::plans::note("kasmina forward", &(&plan, size, address), &[]);
     let (rows, types) = (x.rows, of.types(dtype));

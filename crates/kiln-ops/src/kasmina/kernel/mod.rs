@@ -11,11 +11,12 @@ mod forward;
 mod seed;
 
 pub use backward::Backward;
-pub(super) use backward::backward;
+pub(crate) use backward::backward;
 pub use change::State;
 pub(super) use change::change;
-pub(super) use forward::forward;
+pub(crate) use forward::forward;
 pub use seed::Blueprints;
+pub(crate) use seed::{Garden, MlpSeed, mlp_of};
 
 use crate::launch::{self, limits};
 use crate::reduce::RowUnits;

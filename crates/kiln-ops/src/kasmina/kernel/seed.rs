@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 const LERP: u32 = Blend::Lerp as u32;
 const SCALE: u32 = Blend::Scale as u32;
 const ADD: u32 = Blend::Add as u32;
+const MLP: u32 = Blend::Mlp as u32;
 const FIRST: u32 = SeedState::Grafting as u32;
 const LAST: u32 = SeedState::Fossilized as u32;
 const FINE_TUNING: u32 = SeedState::FineTuning as u32;
@@ -32,7 +33,7 @@ pub struct Blueprints<B: Backend> {
 
 /// The same as a kernel takes it.
 #[derive(CubeType, CubeLaunch)]
-pub(super) struct Garden<W: Float, I: Int> {
+pub(crate) struct Garden<W: Float, I: Int> {
     rows: Box<[W]>,
     alpha: Box<[W]>,
     lifecycle: Box<[I]>,
@@ -40,9 +41,9 @@ pub(super) struct Garden<W: Float, I: Int> {
     blend: Box<[I]>,
     /// P, and H.
     pub(super) count: usize,
-    pub(super) features: usize,
+    pub(crate) features: usize,
     /// C, H div C and H mod C.
-    pub(super) seeds: usize,
+    pub(crate) seeds: usize,
     short: usize,
     longer: usize,
     /// What changes no sum, not even the sign of a zero.
@@ -93,15 +94,48 @@ pub(super) fn begin_of<W: Float, I: Int>(of: &Garden<W, I>, seed: usize) -> usiz
 #[allow(clippy::manual_range_contains)] // kernels have no ranges
 pub(super) fn feature<W: Float, I: Int>(of: &Garden<W, I>, feature: usize, seed: usize) -> Feature {
     let state = u32::cast_from(of.lifecycle[seed]);
+    let blend = u32::cast_from(of.blend[seed]);
     // Whatever stands there, a row that is there is read.
     let row = min(u32::cast_from(of.blueprint_id[seed]) as usize, of.count - 1);
     Feature {
-        contributes: state >= FIRST && state <= LAST,
-        trains: state == FIRST || state == FINE_TUNING,
-        blend: u32::cast_from(of.blend[seed]),
+        contributes: state >= FIRST && state <= LAST && blend != MLP,
+        trains: (state == FIRST || state == FINE_TUNING) && blend != MLP,
+        blend,
         alpha: f32::cast_from(of.alpha[seed]),
         row,
         w: f32::cast_from(of.rows[row * of.features + feature]),
+    }
+}
+
+/// A seed as those see it that blend MLPs.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct MlpSeed {
+    /// An MLP is blended into its chunk, and that one has a gradient.
+    pub(crate) contributes: bool,
+    pub(crate) trains: bool,
+    pub(crate) alpha: f32,
+    /// Which MLP.
+    pub(crate) mlp: usize,
+    /// The first feature of the chunk, and how many it has.
+    pub(crate) begin: usize,
+    pub(crate) size: usize,
+}
+
+/// A seed where there are `mlps` MLPs.
+#[cube]
+#[allow(clippy::manual_range_contains)] // kernels have no ranges
+pub(crate) fn mlp_of<W: Float, I: Int>(of: &Garden<W, I>, seed: usize, mlps: usize) -> MlpSeed {
+    let state = u32::cast_from(of.lifecycle[seed]);
+    let mlp = u32::cast_from(of.blend[seed]) == MLP;
+    let begin = begin_of::<W, I>(of, seed);
+    MlpSeed {
+        contributes: state >= FIRST && state <= LAST && mlp,
+        trains: (state == FIRST || state == FINE_TUNING) && mlp,
+        alpha: f32::cast_from(of.alpha[seed]),
+        mlp: min(u32::cast_from(of.blueprint_id[seed]) as usize, mlps - 1),
+        begin,
+        size: begin_of::<W, I>(of, seed + 1) - begin,
     }
 }
 
@@ -157,18 +191,18 @@ pub(super) fn of_alpha(of: &Feature, cotangents: f32, products: f32) -> f32 {
 
 impl Blueprints<CubeBackend> {
     /// The element types of a kernel: of x, of the blueprints, of the codes.
-    pub(super) fn types(&self, dtype: burn::tensor::DType) -> [ElemType; 3] {
+    pub(crate) fn types(&self, dtype: burn::tensor::DType) -> [ElemType; 3] {
         [dtype, self.rows.dtype, self.lifecycle.dtype].map(dtype_to_elem_type)
     }
 
     /// Seeds, features and blueprints.
-    pub(super) fn sizes(&self) -> [usize; 3] {
+    pub(crate) fn sizes(&self) -> [usize; 3] {
         let rows = self.rows.meta.shape();
         [self.alpha.meta.shape()[0], rows[1], rows[0]]
     }
 
     /// As an argument.
-    pub(super) fn garden<W: Float, I: Int>(self) -> GardenLaunch<W, I> {
+    pub(crate) fn garden<W: Float, I: Int>(self) -> GardenLaunch<W, I> {
         let [seeds, features, count] = self.sizes();
         let of = |tensor| into_contiguous(tensor).into_buffer_arg();
         GardenLaunch::new(

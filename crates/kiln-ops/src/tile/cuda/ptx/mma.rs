@@ -203,6 +203,26 @@ pub(crate) fn bf16_pair(word: u32) -> (f32, f32) {
     (f32::reinterpret(word << 16), f32::reinterpret(word & 0xFFFF_0000u32))
 }
 
+/// One of the two numbers of a word.
+#[cube]
+pub(crate) fn half_of(word: u32, #[comptime] upper: bool, #[comptime] float: Float16) -> f32 {
+    if comptime!(float == Float16::Bf16) {
+        if comptime!(upper) {
+            f32::reinterpret(word & 0xFFFF_0000u32)
+        } else {
+            f32::reinterpret(word << 16)
+        }
+    } else {
+        let out: f32;
+        gpu_asm!(
+            "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {w}; cvt.f32.f16 {o}, {part}; }}",
+            o = out(_) out, w = in(_) word, part = const if upper { "high" } else { "low" },
+            options(pure, nomem)
+        );
+        out
+    }
+}
+
 /// Two numbers as sums of two bf16: the first parts side by side, and the second ones.
 #[cube]
 pub(crate) fn two_bf16(first: f32, second: f32) -> (u32, u32) {

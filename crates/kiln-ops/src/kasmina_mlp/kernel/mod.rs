@@ -1,0 +1,149 @@
+//! The kernels: after those of rows, one launch for the chunks that MLPs are blended into.
+//!
+//! A cube has the chunk of one seed and a part of the rows; that of a seed without an MLP ends at once. Hidden units never
+//! leave the cube. In the backward it adds the gradients of its MLP up, and a small second launch brings the parts of the
+//! rows and the seeds that share an MLP together, in a fixed order, so two runs agree bit for bit.
+
+mod gather;
+#[cfg(feature = "cuda")]
+mod mma;
+mod units;
+
+use super::{OP, mlp_rows};
+use crate::kasmina::backend::{self, Blueprints};
+use crate::kasmina::kernel as rows;
+use crate::launch::{self, Rows};
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Cubes of a multiprocessor, at least, of all seeds; those of other seeds end at once.
+const CUBES: usize = 16;
+/// Most f32 of what the cubes of a backward leave for the second launch.
+const LEFT: usize = 1 << 24;
+
+/// What the gradients are made of.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion)]
+pub struct Backward<B: Backend> {
+    /// The cotangent of y.
+    pub dy: FloatTensor<B>,
+    /// `[..., H]`.
+    pub x: FloatTensor<B>,
+    /// Seeds and rows.
+    #[extension_type]
+    pub of: Blueprints<B>,
+    /// `[Q, 4S + 3, S]`.
+    pub mlps: FloatTensor<B>,
+    /// Whose gradients are wanted: x, alpha, rows, MLPs.
+    pub wanted: [bool; 4],
+}
+
+/// The sizes of a launch.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Sizes {
+    rows: usize,
+    /// Rows of a part, and parts.
+    share: usize,
+    parts: usize,
+    /// From one row to the next.
+    x: usize,
+    dy: usize,
+    /// Q, and S.
+    mlps: usize,
+    widest: usize,
+}
+
+/// What a backward makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Wanted {
+    /// dx.
+    x: bool,
+    /// What the other gradients are made of.
+    sums: bool,
+}
+
+/// f32 that a cube leaves: of an MLP, and of alpha.
+fn record(widest: usize) -> usize {
+    mlp_rows(widest) * widest + 1
+}
+
+/// Rows of a part, of which a cube takes `block` at a time.
+fn share(client: &Client, rows: usize, seeds: usize, block: usize, most: usize) -> usize {
+    let wanted = (launch::multiprocessors(client) * CUBES / seeds).clamp(1, most.max(1));
+    rows.div_ceil(wanted).next_multiple_of(block)
+}
+
+/// y, and mean and variance of the chunks; contiguous.
+pub(super) fn forward(
+    x: CubeTensor,
+    of: Blueprints<CubeBackend>,
+    mlps: CubeTensor,
+) -> [CubeTensor; 3] {
+    let outputs = rows::forward(OP, x.clone(), of.clone());
+    if x.meta.shape().num_elements() > 0 {
+        let (x, mlps, y) = (Rows::new(x), into_contiguous(mlps), &outputs[0]);
+        #[cfg(feature = "cuda")]
+        if let Some(plan) = mma_plan(&of, &[&x], &mlps) {
+            mma::forward(x, of, mlps, y, plan);
+            return outputs;
+        }
+        units::forward(x, of, mlps, y);
+    }
+    outputs
+}
+
+/// Those gradients that are wanted; contiguous.
+pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
+    let Backward { dy, x, of, mlps, wanted } = backward;
+    let [of_x, of_alpha, of_rows, of_mlps] = wanted;
+    let rows = backend::Backward {
+        dy: dy.clone(),
+        x: x.clone(),
+        of: of.clone(),
+        wanted: [of_x, of_alpha, of_rows],
+    };
+    let [dx, dalpha, drows] = match of_x || of_alpha || of_rows {
+        true => rows::backward(OP, rows),
+        false => [const { None }; 3],
+    };
+    if dy.meta.shape().num_elements() == 0 {
+        let zeros = || launch::zeros(&dy, mlps.meta.shape().clone(), mlps.dtype);
+        let dmlps = of_mlps.then(zeros);
+        return [dx, dalpha, drows, dmlps];
+    }
+    let output = || launch::output(&dy, OP, "grad.mlps", mlps.meta.shape().clone(), mlps.dtype);
+    let dmlps = of_mlps.then(output);
+    if !of_x && !of_alpha && !of_mlps {
+        return [dx, dalpha, drows, dmlps];
+    }
+    let (x, dy, mlps) = (Rows::new(x), Rows::new(dy), into_contiguous(mlps));
+    let (of_x, sums) = (dx.as_ref(), of_alpha || of_mlps);
+    #[cfg(feature = "cuda")]
+    let left = match mma_plan(&of, &[&x, &dy], &mlps) {
+        Some(plan) => mma::backward(x, dy, of.clone(), mlps, of_x, sums, plan),
+        None => units::backward(x, dy, of.clone(), mlps, of_x, sums),
+    };
+    #[cfg(not(feature = "cuda"))]
+    let left = units::backward(x, dy, of.clone(), mlps, of_x, sums);
+    if let Some((left, parts)) = left {
+        gather::gather(left, parts, of, dalpha.as_ref(), dmlps.as_ref());
+    }
+    [dx, dalpha, drows, dmlps]
+}
+
+/// How tensor cores make it, where they do.
+#[cfg(feature = "cuda")]
+fn mma_plan(of: &Blueprints<CubeBackend>, rows: &[&Rows], mlps: &CubeTensor) -> Option<mma::Plan> {
+    let ([seeds, features, _], [.., widest]) = (of.sizes(), mlps.meta.shape().dims::<3>());
+    mma::Plan::new(widest, features, seeds, rows, mlps)
+}
+
+/// What the cubes of a backward leave, `[parts, C, …]`.
+fn left(like: &CubeTensor, parts: usize, seeds: usize, widest: usize) -> CubeTensor {
+    launch::scratch(like, OP, "sums", Shape::new([parts, seeds, record(widest)]), DType::F32)
+}
