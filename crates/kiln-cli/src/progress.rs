@@ -3,7 +3,7 @@
 use crate::stderr::say;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kiln_lm::data;
-use kiln_lm::train::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
+use kiln_lm::train::{Evaluation, Observer, Outcome, SeedStep, Start, StepMetrics, Summary};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -196,6 +196,13 @@ impl Observer for Progress {
         let Evaluation { step, loss, best } = *evaluation;
         let best = if best { ", the lowest so far" } else { "" };
         self.printer.print(&format!("step {step}: validation loss {loss:.4}{best}"));
+    }
+
+    fn seed_stepped(&mut self, seed: &SeedStep) {
+        let SeedStep { step, block, seed, from, to, gain } = *seed;
+        let gain = gain.map_or(String::new(), |gain| format!(", worth {gain:.4} of loss"));
+        let line = format!("step {step}: seed {block}.{seed} {from:?} -> {to:?}{gain}");
+        self.printer.print(&line);
     }
 
     fn sampled(&mut self, step: u64, prompt: &str, text: &str) {

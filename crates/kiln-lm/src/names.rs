@@ -7,12 +7,15 @@
 use kiln_optim::Names;
 
 /// Part of a path, and what it is called.
-const NAMES: [(&str, &str); 4] = [
+const NAMES: [(&str, &str); 6] = [
     ("mixer.Attention", "attention"),
     ("mixer.Bk", "bk"),
     // Named when attention was the only mixer.
     ("mixer_norm", "attention_norm"),
     ("mlp.SwiGlu", "mlp"),
+    // Under the name that it has without seeds.
+    ("mlp.Kasmina.base", "mlp"),
+    ("mlp.Kasmina.seeds", "mlp.seeds"),
 ];
 
 /// The name of the parameter at a path in the model.
@@ -40,6 +43,8 @@ mod tests {
             ("blocks.0.mixer.Bk.w_in.weight", "blocks.0.bk.w_in.weight"),
             ("blocks.11.mixer_norm.weight", "blocks.11.attention_norm.weight"),
             ("blocks.1.mlp.SwiGlu.w_down", "blocks.1.mlp.w_down"),
+            ("blocks.1.mlp.Kasmina.base.w_down", "blocks.1.mlp.w_down"),
+            ("blocks.1.mlp.Kasmina.seeds.mlps", "blocks.1.mlp.seeds.mlps"),
             ("blocks.1.mlp_norm.weight", "blocks.1.mlp_norm.weight"),
             ("embedding.weight", "embedding.weight"),
             ("remixer.Attentions", "remixer.Attentions"),

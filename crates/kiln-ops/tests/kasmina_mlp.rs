@@ -144,7 +144,8 @@ fn matches_float64() {
     for device in devices() {
         for dtype in dtypes(&device) {
             for (i, shape) in SHAPES.iter().enumerate() {
-                for table in [dtype, DType::F32] {
+                let tables = if i % 3 == 1 { vec![dtype, DType::F32] } else { vec![dtype] };
+                for table in tables {
                     poison(shape[0] * shape[1], dtype, &device);
                     let case = Case::new(*shape, dtype, table, i as u64, &device);
                     case.check([true; 4], dtype, &format!("{shape:?}, {table:?}, {device:?}"));

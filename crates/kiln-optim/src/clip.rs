@@ -3,7 +3,7 @@
 //! Source: Pascanu et al., On the difficulty of training recurrent neural networks, 2013
 //! (arXiv 1211.5063). The norm stays on the device, so that clipping waits for nothing.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_ops::prelude::SumSquaresBatch;
@@ -15,13 +15,26 @@ const SUMS: usize = 1024;
 ///
 /// A NaN or an infinity in any gradient makes it non-finite.
 pub fn global_norm<M: Module>(module: &M, grads: &GradientsParams) -> Tensor<1> {
+    global_norm_without(module, grads, &[])
+}
+
+/// The same without some of the parameters, such as those that learn beside the model.
+pub fn global_norm_without<M: Module>(
+    module: &M,
+    grads: &GradientsParams,
+    without: &[ParamId],
+) -> Tensor<1> {
     struct Squares<'a> {
         grads: &'a GradientsParams,
+        without: &'a [ParamId],
         batch: SumSquaresBatch,
         device: Option<Device>,
     }
     impl ModuleVisitor for Squares<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.without.contains(&param.id) {
+                return;
+            }
             if let Some(grad) = self.grads.get::<D>(param.id) {
                 self.device.get_or_insert_with(|| grad.device());
                 let grad = match grad.dtype() {
@@ -32,7 +45,7 @@ pub fn global_norm<M: Module>(module: &M, grads: &GradientsParams) -> Tensor<1> 
             }
         }
     }
-    let mut squares = Squares { grads, batch: SumSquaresBatch::new(), device: None };
+    let mut squares = Squares { grads, without, batch: SumSquaresBatch::new(), device: None };
     module.visit(&mut squares);
     match squares.device {
         Some(device) => {

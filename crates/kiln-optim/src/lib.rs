@@ -45,7 +45,7 @@ mod state;
 
 pub use adamw::AdamWConfig;
 pub use burn_optimizer::RuleState;
-pub use clip::{clip_global_norm, clip_scale, global_norm};
+pub use clip::{clip_global_norm, clip_scale, global_norm, global_norm_without};
 pub use groups::{Settings, below_rank_two};
 pub use kiln_ops::muon::LearningRateScale;
 pub use kiln_ops::newton_schulz::Coefficients;
@@ -59,7 +59,7 @@ pub use state::StateError;
 pub mod prelude {
     pub use crate::{
         AdamWConfig, Coefficients, LearningRateScale, MuonConfig, Optimizer, Rule, Settings,
-        StateError, below_rank_two, clip_global_norm, clip_scale, global_norm,
+        StateError, below_rank_two, clip_global_norm, clip_scale, global_norm, global_norm_without,
     };
     pub use burn::module::ParamGroup;
     pub use burn::optim::{GradientsAccumulator, GradientsParams};

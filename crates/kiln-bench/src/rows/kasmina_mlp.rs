@@ -134,10 +134,6 @@ impl Operator for Row {
         shapes[MLPS][2] <= MOST_FEATURES
     }
 
-    fn tiled(&self) -> bool {
-        true
-    }
-
     fn tf32_reference(&self) -> bool {
         true
     }

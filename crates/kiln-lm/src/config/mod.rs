@@ -1,16 +1,18 @@
 //! What a training run is made of, as one TOML file: `[data]`, `[model]`, `[optimizer]`,
-//! `[schedule]`, `[train]`, `[sample]`.
+//! `[schedule]`, `[seeds]`, `[train]`, `[sample]`.
 //!
 //! Every section but `[data]` has defaults, unknown keys are errors, and [`load`] names the line.
 
 mod load;
 mod mixers;
 mod schedule;
+mod seeds;
 mod shape;
 mod validate;
 
 pub use load::{ConfigError, load, names_folder, parse, run_folder, to_toml};
 pub use mixers::Mixers;
+pub use seeds::SeedsConfig;
 pub use validate::Violation;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +33,9 @@ pub struct Config {
     /// Learning rate over the steps.
     #[serde(default)]
     pub schedule: ScheduleConfig,
+    /// Lives of the seeds of a `kasmina` MLP.
+    #[serde(default, skip_serializing_if = "SeedsConfig::is_default")]
+    pub seeds: SeedsConfig,
     /// Steps, batches, evaluation and checkpoints.
     #[serde(default)]
     pub train: TrainConfig,
@@ -112,6 +117,12 @@ pub struct ModelConfig {
     pub bk_channels: Option<usize>,
     /// What works on each position.
     pub mlp: MlpKind,
+    /// Seeds of a `kasmina` MLP; one for each 64 numbers of `width` if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seeds: Option<usize>,
+    /// MLPs that these seeds choose from, block by block; as many as seeds if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed_mlps: Option<usize>,
     /// How the two join the residual stream.
     pub residual: ResidualKind,
     /// Streams of the `mhc` residual; 4 if not given.
@@ -136,6 +147,8 @@ impl Default for ModelConfig {
             mixer: MixerKind::Attention.into(),
             bk_channels: None,
             mlp: MlpKind::SwiGlu,
+            seeds: None,
+            seed_mlps: None,
             residual: ResidualKind::Plain,
             streams: None,
         }
@@ -158,6 +171,8 @@ pub enum MixerKind {
 pub enum MlpKind {
     /// The gated MLP of today's language models.
     SwiGlu,
+    /// The same with seeds in its output, which germinate, learn and are grafted in while the model trains.
+    Kasmina,
 }
 
 /// How mixer and MLP join the residual stream.

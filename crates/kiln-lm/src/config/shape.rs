@@ -2,6 +2,7 @@
 //! the number of parameters.
 
 use super::{MixerKind, MlpKind, ModelConfig, ResidualKind};
+use kiln_nn::KasminaLayerConfig;
 
 impl ModelConfig {
     /// Key and value heads, with 0 resolved to `heads`.
@@ -27,6 +28,22 @@ impl ModelConfig {
         self.streams.unwrap_or(4)
     }
 
+    /// Seeds of a `kasmina` MLP, one for each 64 numbers of `width` if they are not given.
+    pub fn resolved_seeds(&self) -> usize {
+        self.seeds.unwrap_or(self.width.div_ceil(64))
+    }
+
+    /// MLPs that they choose from, as many as seeds if they are not given.
+    pub fn resolved_seed_mlps(&self) -> usize {
+        self.seed_mlps.unwrap_or(self.resolved_seeds())
+    }
+
+    /// The seeds of a `kasmina` MLP.
+    pub(crate) fn kasmina(&self) -> KasminaLayerConfig {
+        KasminaLayerConfig::new(self.width, self.resolved_seeds())
+            .with_mlps(self.resolved_seed_mlps())
+    }
+
     /// Streams between layers.
     pub(crate) fn residual_streams(&self) -> usize {
         match self.residual {
@@ -44,8 +61,13 @@ impl ModelConfig {
     /// Number of parameters for so many tokens, without making any; a float, which no size overflows.
     pub fn parameters(&self, vocab_size: usize) -> f64 {
         let width = self.width as f64;
+        let swiglu = 3.0 * width * self.resolved_mlp_width() as f64;
         let mlp = match self.mlp {
-            MlpKind::SwiGlu => 3.0 * width * self.resolved_mlp_width() as f64,
+            MlpKind::SwiGlu => swiglu,
+            MlpKind::Kasmina => {
+                let seeds = self.kasmina();
+                swiglu + if seeds.seeds == 0 { 0.0 } else { seeds.parameters() }
+            }
         };
         let by_turns = self.mixer.by_turns();
         let mixers = by_turns.iter().enumerate().map(|(turn, kind)| {

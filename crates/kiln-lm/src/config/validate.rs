@@ -1,6 +1,6 @@
 //! The range of every number in a configuration, and of those that depend on one another.
 
-use super::{Config, ConfigError, MixerKind, ModelConfig, TokenizerConfig};
+use super::{Config, ConfigError, MixerKind, MlpKind, ModelConfig, TokenizerConfig};
 use kiln_ops::mhc_post::MAX_STREAMS;
 use std::fmt::{self, Display};
 
@@ -80,6 +80,7 @@ impl Config {
         self.check_data(&mut checks);
         self.check_model(&mut checks);
         self.check_optimizer(&mut checks);
+        self.check_seeds(&mut checks);
         self.check_train(&mut checks);
         if checks.violations.is_empty() {
             Ok(())
@@ -133,6 +134,13 @@ impl Config {
             let allowed = format_args!("be from 1 to {MAX_STREAMS}").to_string();
             to.check(fits, "model.streams", streams, allowed);
         }
+        if model.mlp == MlpKind::Kasmina {
+            const ALSO: &[&str] = &["model.width", "model.mlp"];
+            let (seeds, width) = (model.resolved_seeds(), model.width);
+            let allowed = format_args!("be from 1 to model.width ({width})").to_string();
+            to.check_with((1..=width).contains(&seeds), "model.seeds", ALSO, seeds, allowed);
+            to.size("model.seed_mlps", model.resolved_seed_mlps(), 1);
+        }
         if model.has(MixerKind::Attention) {
             check_heads(model, to);
         }
@@ -180,6 +188,27 @@ impl Config {
         to.number("schedule.decay_share", schedule.decay_share, ratio, |v| {
             (0.0..=1.0).contains(&v)
         });
+    }
+
+    fn check_seeds(&self, to: &mut Checks) {
+        let seeds = &self.seeds;
+        to.at_least_one("seeds.epoch_steps", seeds.epoch_steps);
+        to.at_least_one("seeds.every", seeds.every);
+        to.at_least_one("seeds.ramp", seeds.ramp);
+        to.at_least_one("seeds.patience", seeds.patience);
+        to.at_least_one("seeds.eval_batches", seeds.eval_batches);
+        for (key, value) in [
+            ("seeds.reconstruction_loss", seeds.reconstruction_loss),
+            ("seeds.culled_below", seeds.culled_below),
+            ("seeds.total_improvement", seeds.total_improvement),
+        ] {
+            to.number(key, f64::from(value), "be finite", |_| true);
+        }
+        for (key, value) in
+            [("seeds.stability", seeds.stability), ("seeds.final_stability", seeds.final_stability)]
+        {
+            to.number(key, f64::from(value), "be from 0 to 1", |v| (0.0..=1.0).contains(&v));
+        }
     }
 
     fn check_train(&self, to: &mut Checks) {

@@ -43,6 +43,19 @@ impl Initial {
     }
 }
 
+impl Initial {
+    /// MLPs of seeds, which learn to return what goes in before anyone sees them: weights by Glorot and Bengio, biases 0.
+    fn mlps(&self, name: &str, shape: &[usize]) -> Vec<f32> {
+        let (size, features) = (shape[1] * shape[2], shape[2]);
+        let deviation = (2.0 / (3 * features) as f64).sqrt();
+        let mut values = normal(name, self.seed, deviation, shape[0] * size);
+        for mlp in values.chunks_exact_mut(size) {
+            mlp[4 * features * features..].fill(0.0);
+        }
+        values
+    }
+}
+
 impl ModuleMapper for Initial {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.names.enter(name);
@@ -62,6 +75,12 @@ impl ModuleMapper for Initial {
             // The scale of a norm.
             _ if D == 1 => vec![1.0; shape.num_elements()],
             ["weight", "w_qkv", ..] => self.projections(&name, shape.as_slice()),
+            ["mlps", "seeds", ..] => self.mlps(&name, shape.as_slice()),
+            // About 1, with which a blend changes little.
+            ["blueprints", "seeds", ..] => {
+                let off = normal(&name, self.seed, DEVIATION, shape.num_elements());
+                off.into_iter().map(|off| 1.0 + off).collect()
+            }
             ["weight", "w_o" | "w_out", ..] | ["w_down", ..] => {
                 normal(&name, self.seed, self.residual, shape.num_elements())
             }

@@ -16,7 +16,7 @@ mod residual;
 
 pub use block::Block;
 pub use mixer::{Mixer, MixerCache};
-pub use mlp::Mlp;
+pub use mlp::{KasminaMlp, Mlp};
 
 use crate::config::{ModelConfig, Precision, ResidualKind};
 use crate::earlier;
@@ -63,6 +63,12 @@ pub trait LanguageModel: Module {
         false
     }
 
+    /// Whether the parameter of this name learns beside the model, so that its gradient is no part of the global norm.
+    fn beside(name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
     /// The model after optimizer step number `step`, counted from 1. Layers with a life of their own, or
     /// with statistics that lag behind, bring them up to date here; what they keep is part of the
     /// [record](tensors::record). It must not read from the device, which would wait for it, and what it
@@ -79,8 +85,14 @@ impl LanguageModel for Transformer {
     }
 
     fn in_activations(name: &str, rank: usize) -> bool {
-        // Norms take their scales in f32, and hyper-connections all they have.
-        rank >= 2 && !name.ends_with(".phi")
+        // Norms take their scales in f32, hyper-connections all they have, and seeds what is no MLP.
+        let of_seeds = name.contains(".seeds.") && !name.ends_with(".mlps");
+        rank >= 2 && !name.ends_with(".phi") && !of_seeds
+    }
+
+    fn beside(name: &str) -> bool {
+        // Clipping must not tell the model of seeds that nobody is to see.
+        name.contains(".seeds.")
     }
 
     fn after_step(self, step: u64) -> Self {
@@ -209,7 +221,16 @@ impl Transformer {
             (y, Head::Weight(weight)) => linear_cross_entropy(y, weight, targets, options),
             (y, Head::Table(table)) => linear_cross_entropy_of_table(y, table, targets, options),
         };
-        loss.unwrap_or_else(|error| panic!("{error}"))
+        let loss = loss.unwrap_or_else(|error| panic!("{error}"));
+        // Its gradient without its value: seeds in training learn beside the model.
+        let beside = self.seeded().filter_map(|(_, mlp)| mlp.take_loss());
+        beside.fold(loss, |loss, beside| loss + (beside.clone() - beside.detach()))
+    }
+
+    /// The blocks whose MLPs have seeds, by number.
+    pub fn seeded(&self) -> impl Iterator<Item = (usize, &KasminaMlp)> {
+        let blocks = self.blocks.iter().enumerate();
+        blocks.filter_map(|(number, block)| Some((number, block.mlp.kasmina()?)))
     }
 
     /// Logits after the last of `tokens`, which follow those in `cache`: `[B, T]` to `[B, V]`.

@@ -135,7 +135,7 @@ fn bf16_activations_give_f32_logits_and_gradients() {
     let error = (logits - exact.clone()).abs().max().into_scalar::<f32>();
     assert!(error > 0.0 && error < 0.02, "{error}");
     let grads = model.loss(x.clone(), x).backward();
-    let Mlp::SwiGlu(mlp) = &model.blocks[0].mlp;
+    let Mlp::SwiGlu(mlp) = &model.blocks[0].mlp else { panic!("not the kind that was asked for") };
     let grad = mlp.w_up.val().grad(&grads).unwrap();
     assert_eq!(grad.dtype(), DType::F32);
     assert!(grad.abs().sum().into_scalar::<f32>() > 0.0);

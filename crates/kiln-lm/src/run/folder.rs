@@ -48,6 +48,7 @@ pub enum RunDirError {
 /// tokenizer.json    the tokenizer
 /// metrics.jsonl     the metrics, one record a line
 /// loss.svg          the loss curve, drawn from the metrics
+/// seeds.svg         of a model with seeds, their states and alphas too
 /// checkpoints/      step-00001000 and so on
 /// tensorboard/      the metrics as event files
 /// lock              locked by the process that trains
@@ -142,6 +143,11 @@ impl RunDir {
     /// `loss.svg`.
     pub fn curve(&self) -> PathBuf {
         self.root.join("loss.svg")
+    }
+
+    /// `seeds.svg`.
+    pub fn seeds(&self) -> PathBuf {
+        self.root.join("seeds.svg")
     }
 
     /// `checkpoints/`.

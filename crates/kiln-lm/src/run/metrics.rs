@@ -48,14 +48,17 @@ pub enum Kind {
     Train,
     /// An evaluation on the validation split.
     Validation,
+    /// The seeds of a model at the end of an epoch of theirs.
+    Seeds,
 }
 
 impl Kind {
-    /// The kind as it is written: `train` or `validation`.
+    /// The kind as it is written: `train`, `validation` or `seeds`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Train => "train",
             Self::Validation => "validation",
+            Self::Seeds => "seeds",
         }
     }
 }
@@ -82,6 +85,12 @@ impl Record {
     pub fn with(mut self, name: &str, value: f64) -> Self {
         self.values.insert(name.to_string(), value);
         self
+    }
+
+    /// The name of a value of a seed of a block: `state` (its code), `alpha`, or `gain`, by how much the validation loss is
+    /// lower with the seed than without.
+    pub fn of_seed(block: usize, seed: usize, what: &str) -> String {
+        format!("block{block}.seed{seed}.{what}")
     }
 
     /// The value of this name.

@@ -8,6 +8,7 @@ mod folder;
 mod manifest;
 pub mod metrics;
 mod plot;
+pub mod seeds;
 mod series;
 mod tensorboard;
 

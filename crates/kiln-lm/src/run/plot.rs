@@ -190,6 +190,17 @@ fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
+/// Text that begins at a place and is centred there from top to bottom.
+pub(super) fn write(
+    area: &Area<'_>,
+    of: &str,
+    size: u32,
+    color: RGBColor,
+    at: (i32, i32),
+) -> Result<(), PlotError<'static>> {
+    area.draw_text(of, &anchored(&text(size, color), HPos::Left), at)
+}
+
 fn text(size: u32, color: RGBColor) -> TextStyle<'static> {
     // Plotters divides sizes by this on their way to SVG.
     ("sans-serif", f64::from(size) * 1.24).into_font().color(&color)

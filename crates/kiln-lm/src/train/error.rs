@@ -23,6 +23,14 @@ pub enum TrainError {
     /// A checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The seeds of a model.
+    #[error("the seeds of block {block}: {source}")]
+    Seeds {
+        /// Number of the block.
+        block: usize,
+        /// What was wrong.
+        source: kiln_ops::OpError,
+    },
     /// A file in a checkpoint that is whole but does not fit.
     #[error("the checkpoint in {} does not fit: {reason}", path.display())]
     Unfit {

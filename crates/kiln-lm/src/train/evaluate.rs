@@ -2,8 +2,10 @@
 
 use super::steps::read;
 use super::{Evaluation, TrainError, Trainer, derived_seed, tensors};
+use crate::data::ValidationBatches;
 use crate::generate::{Sampling, generate};
-use crate::run::{Kind, Record, curve, metrics};
+use crate::model::Transformer;
+use crate::run::{Kind, Record, curve, metrics, seeds};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use std::ops::ControlFlow;
@@ -14,19 +16,7 @@ const SAMPLES: u64 = u64::MAX;
 impl Trainer {
     /// Mean loss over the validation batches, without dropout and autodiff.
     pub(super) fn evaluate(&mut self) -> Result<Evaluation, TrainError> {
-        let model = self.model().valid();
-        let device = self.replica.device().clone().inner();
-        let mut windows = Vec::with_capacity(self.validation.len());
-        let mut losses = Vec::with_capacity(self.validation.len());
-        for batch in self.validation.iter() {
-            windows.push(batch.batch as f64);
-            let (inputs, targets) = tensors(batch, &device);
-            losses.push(model.loss(inputs, targets));
-        }
-        let losses = read(Tensor::cat(losses, 0))?;
-        // Every window counts the same, also those of a last, smaller batch.
-        let sum: f64 = losses.iter().zip(&windows).map(|(loss, n)| *loss as f64 * n).sum();
-        let loss = (sum / windows.iter().sum::<f64>()) as f32;
+        let loss = self.loss_over(&self.model().valid(), &self.validation)?;
         let step = self.state.step;
         if !loss.is_finite() {
             return Err(self.diverged(step, "validation loss".into(), loss));
@@ -36,6 +26,26 @@ impl Trainer {
             self.state.best_validation = Some((step, loss));
         }
         Ok(Evaluation { step, loss, best })
+    }
+
+    /// Mean loss of a model without autodiff over these batches.
+    pub(super) fn loss_over(
+        &self,
+        model: &Transformer,
+        batches: &ValidationBatches,
+    ) -> Result<f32, TrainError> {
+        let device = self.replica.device().clone().inner();
+        let mut windows = Vec::with_capacity(batches.len());
+        let mut losses = Vec::with_capacity(batches.len());
+        for batch in batches.iter() {
+            windows.push(batch.batch as f64);
+            let (inputs, targets) = tensors(batch, &device);
+            losses.push(model.loss(inputs, targets));
+        }
+        let losses = read(Tensor::cat(losses, 0))?;
+        // Every window counts the same, also those of a last, smaller batch.
+        let sum: f64 = losses.iter().zip(&windows).map(|(loss, n)| *loss as f64 * n).sum();
+        Ok((sum / windows.iter().sum::<f64>()) as f32)
     }
 
     /// A continuation of the prompt, which depends on the seed of the run and the step alone.
@@ -64,11 +74,15 @@ impl Trainer {
         Ok(())
     }
 
-    /// Draws `loss.svg` anew from the metrics.
+    /// Draws `loss.svg` anew from the metrics, and `seeds.svg` of a model with seeds.
     pub(super) fn draw_curve(&self) -> Result<(), TrainError> {
         let records = metrics::read(&self.run.metrics())?;
         let name = self.run.root().file_name().unwrap_or_default().to_string_lossy();
         let unigram = ("unigram", self.dataset.unigram_loss());
-        Ok(curve::draw(&records, &self.run.curve(), &name, Some(unigram))?)
+        curve::draw(&records, &self.run.curve(), &name, Some(unigram))?;
+        if self.garden.is_some() {
+            seeds::draw(&records, &self.run.seeds(), &name)?;
+        }
+        Ok(())
     }
 }

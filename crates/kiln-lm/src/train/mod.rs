@@ -18,12 +18,14 @@ mod memory;
 mod observer;
 mod optimizer;
 mod replica;
+mod seeds;
 mod state;
 mod steps;
 mod trained;
 
 pub use error::TrainError;
 pub use observer::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
+pub use seeds::SeedStep;
 pub use trained::{Trained, Which};
 
 use crate::config::{Config, TrainConfig};
@@ -34,6 +36,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_ops::device;
 use replica::Replica;
+use seeds::Garden;
 use state::State;
 use std::time::Duration;
 
@@ -44,6 +47,8 @@ pub struct Trainer {
     dtype: DType,
     replica: Replica<Transformer>,
     validation: ValidationBatches,
+    /// The seeds of the model, if it has some; away only while an epoch of theirs ends.
+    garden: Option<Garden>,
     /// Tokens that samples continue.
     prompt: Vec<u32>,
     run: RunDir,
@@ -124,7 +129,7 @@ impl Trainer {
         (run, lock): (RunDir, RunLock),
         store: CheckpointStore,
         prompt: Vec<u32>,
-        (replica, state): (Replica<Transformer>, State),
+        (mut replica, state): (Replica<Transformer>, State),
     ) -> Result<Self, TrainError> {
         let tokenizer = dataset.tokenizer.to_json()?;
         run.save_file(&run.tokenizer(), tokenizer.as_bytes())?;
@@ -133,8 +138,12 @@ impl Trainer {
         let context = config.model.context;
         let dtype = precision.dtype(replica.device());
         let resume_from = (state.step > 0).then_some(state.step);
+        let batches = |limit| ValidationBatches::new(shard.clone(), batch_size, context, limit);
+        let of_seeds = batches(config.seeds.eval_batches)?;
+        let garden = Garden::open(&config, of_seeds, replica.model_mut())?;
         Ok(Self {
-            validation: ValidationBatches::new(shard, batch_size, context, eval_batches)?,
+            validation: batches(eval_batches)?,
+            garden,
             metrics: run.open_metrics(resume_from)?,
             events: run.open_tensorboard(resume_from)?,
             prompt,

@@ -1,5 +1,6 @@
 //! What a run tells while it goes on; the trainer itself knows no terminal.
 
+use super::SeedStep;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ pub trait Observer {
     /// The validation loss was measured.
     fn evaluated(&mut self, evaluation: &Evaluation) {
         let _ = evaluation;
+    }
+
+    /// A seed has gone to another state.
+    fn seed_stepped(&mut self, seed: &SeedStep) {
+        let _ = seed;
     }
 
     /// The model wrote something.

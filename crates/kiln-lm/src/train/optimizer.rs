@@ -69,10 +69,13 @@ fn rule(
 
 fn settings(config: &OptimizerConfig, of: &ModelConfig, parameter: &Parameter) -> Settings {
     let name = &parameter.name;
-    let spared = parameter.rank < 2 || matches("embedding.*", name);
+    // Seeds too, of which those that are frozen must stay what they are.
+    let of_seeds = matches("*.seeds.*", name);
+    let spared = parameter.rank < 2 || of_seeds || matches("embedding.*", name);
     let weight_decay = if spared { 0.0 } else { config.weight_decay };
     // The small projections that weigh streams are none of a hidden layer.
-    let hidden = parameter.rank >= 2 && matches("blocks.*", name) && !matches("*.phi", name);
+    let small = of_seeds || matches("*.phi", name);
+    let hidden = parameter.rank >= 2 && matches("blocks.*", name) && !small;
     let kind = if hidden { config.kind } else { OptimizerKind::AdamW };
     let columns = match matches("*.w_qkv.weight", name) {
         true => [of.heads, of.resolved_kv_heads(), of.resolved_kv_heads()]
@@ -92,13 +95,14 @@ fn settings(config: &OptimizerConfig, of: &ModelConfig, parameter: &Parameter) -
     }
 }
 
-struct Parameter {
-    id: ParamId,
-    name: String,
+pub(super) struct Parameter {
+    pub(super) id: ParamId,
+    pub(super) name: String,
     rank: usize,
 }
 
-fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
+/// Those of a model, in its order.
+pub(super) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
     struct Collect {
         names: Names,
         found: Vec<Parameter>,

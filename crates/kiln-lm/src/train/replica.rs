@@ -1,7 +1,7 @@
 //! What one replica does: it holds a model on a device, draws its share of the windows, and makes the
 //! optimizer's steps. Of files, metrics and evaluations it knows nothing: those are the run's.
 
-use super::optimizer::optimizer;
+use super::optimizer::{optimizer, parameters};
 use super::{TrainError, derived_seed, tensors};
 use crate::config::Config;
 use crate::data::{BatchSampler, SamplerState};
@@ -9,7 +9,7 @@ use crate::earlier::renamed;
 use crate::model::LanguageModel;
 use crate::run::Checkpoint;
 use crate::tensors::{from_safetensors, record, to_safetensors, with_record};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_optim::prelude::*;
 
@@ -32,6 +32,8 @@ pub(super) struct Replica<M> {
     optimizer: Optimizer,
     sampler: BatchSampler,
     device: Device,
+    /// Parameters that learn beside the model.
+    beside: Vec<ParamId>,
 }
 
 impl<M: LanguageModel> Replica<M> {
@@ -56,8 +58,10 @@ impl<M: LanguageModel> Replica<M> {
         device: Device,
     ) -> Self {
         let dtype = config.train.precision.dtype(&device);
+        let beside = parameters(&model).into_iter().filter(|of| M::beside(&of.name));
+        let beside = beside.map(|of| of.id).collect();
         let model = optimizer.keep_masters(model, dtype, M::in_activations);
-        Self { model: Some(model), optimizer, sampler, device }
+        Self { model: Some(model), optimizer, sampler, device, beside }
     }
 
     /// As in a checkpoint of this step; `skeleton` is a model of any values.
@@ -86,6 +90,11 @@ impl<M: LanguageModel> Replica<M> {
     /// The model as it is now.
     pub(super) fn model(&self) -> &M {
         self.model.as_ref().expect("only away while a step changes it")
+    }
+
+    /// The same, to be changed between steps.
+    pub(super) fn model_mut(&mut self) -> &mut M {
+        self.model.as_mut().expect("only away while a step changes it")
     }
 
     /// Where it trains.
@@ -128,7 +137,7 @@ impl<M: LanguageModel> Replica<M> {
         let loss = Tensor::cat(losses, 0).sum();
 
         let grads = gradients.grads();
-        let norm = global_norm(self.model(), &grads);
+        let norm = global_norm_without(self.model(), &grads, &self.beside);
         let max = config.optimizer.clip_norm;
         let scale = (max > 0.0).then(|| clip_scale(&norm, max));
         if let Some(model) = self.model.take() {

@@ -31,6 +31,9 @@ pub(super) struct State {
     pub(super) last_loss: Option<f32>,
     /// Step and value of the lowest validation loss.
     pub(super) best_validation: Option<(u64, f32)>,
+    /// Training losses at the ends of the last epochs of seeds; none without seeds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) epoch_losses: Vec<f32>,
     /// What the run is trained on.
     pub(super) data: DataId,
 }
@@ -121,6 +124,7 @@ pub(super) fn first(
         first_loss: None,
         last_loss: None,
         best_validation: None,
+        epoch_losses: vec![],
         data,
     };
     Ok((Replica::new(config, model, sampler, device.clone())?, state))

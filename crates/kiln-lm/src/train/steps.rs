@@ -32,6 +32,13 @@ impl Trainer {
             self.optimizer_step()?;
             let step = self.state.step;
             observer.stepped(step);
+            if self.garden.as_ref().is_some_and(|garden| garden.due(step)) {
+                self.look()?;
+                let begin = Instant::now();
+                self.tend(observer)?;
+                // As evaluations are, apart from training.
+                since += begin.elapsed();
+            }
 
             let train = &self.config.train;
             let last = step == steps;

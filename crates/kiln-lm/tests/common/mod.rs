@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use kiln_lm::config::{Config, parse};
 use kiln_lm::data::{Dataset, prepare};
-use kiln_lm::train::{Evaluation, Observer, StepMetrics, Summary, TrainError, Trainer};
+use kiln_lm::train::{Evaluation, Observer, SeedStep, StepMetrics, Summary, TrainError, Trainer};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,6 +88,7 @@ pub(crate) struct Memory {
     pub(crate) samples: Vec<String>,
     pub(crate) saved: Vec<u64>,
     pub(crate) rejected: Vec<String>,
+    pub(crate) seeds: Vec<SeedStep>,
 }
 
 impl Memory {
@@ -125,6 +126,9 @@ impl Observer for Memory {
     }
     fn sampled(&mut self, _step: u64, _prompt: &str, text: &str) {
         self.samples.push(text.to_string());
+    }
+    fn seed_stepped(&mut self, seed: &SeedStep) {
+        self.seeds.push(*seed);
     }
     fn saved(&mut self, step: u64, _path: &Path) {
         self.saved.push(step);

@@ -251,6 +251,11 @@ impl Lifecycle {
         Self { config, lives, steps }
     }
 
+    /// The same lives under other rules.
+    pub fn with_config(self, config: LifecycleConfig) -> Self {
+        Self { config, ..self }
+    }
+
     /// Its configuration.
     pub fn config(&self) -> &LifecycleConfig {
         &self.config

@@ -36,6 +36,7 @@ mod stored;
 pub use lifecycle::{
     HISTORY, Life, Lifecycle, LifecycleConfig, SeedMetrics, Step, TransitionError, following,
 };
+use schedule::Progress;
 pub use schedule::Schedule;
 
 pub use kiln_ops::prelude::{Blend, Seed, SeedState};
@@ -46,7 +47,7 @@ use burn::module::{
     Content, DisplaySettings, Module, ModuleDisplay, Param, ParamId, ParameterValue,
 };
 use burn::nn::Initializer;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
 use kiln_ops::kasmina::chunk_means;
 use kiln_ops::prelude::{
     BlueprintCounts, KasminaOptions, OpError, SeedChange, Seeds, Telemetry, kasmina, kasmina_mlp,
@@ -111,6 +112,15 @@ pub struct KasminaLayer {
 struct Ring(Arc<Mutex<VecDeque<Telemetry>>>);
 
 impl KasminaLayerConfig {
+    /// Float numbers of the layer, a float, which no size overflows: blueprints, and of each seed alpha and how far it is.
+    pub fn parameters(&self) -> f64 {
+        let Self { features, seeds, blueprints, mlps, .. } = *self;
+        let widest = features.div_ceil(seeds.max(1));
+        let rows = (blueprints * features) as f64;
+        let mlps = mlps as f64 * mlp_rows(widest) as f64 * widest as f64;
+        rows + mlps + (1 + Progress::NUMBERS) as f64 * seeds as f64
+    }
+
     /// A layer of dormant seeds, which changes nothing.
     ///
     /// # Panics
@@ -145,18 +155,22 @@ impl KasminaLayerConfig {
     }
 }
 
-/// Weights by Glorot and Bengio, biases of zero.
+/// Weights by Glorot and Bengio, biases of zero; made when they are first asked for, as other parameters are.
 fn mlps(count: usize, features: usize, device: &Device) -> Param<Tensor<3>> {
-    let weights = [count, 4 * features, features];
-    let of_weights = Initializer::XavierUniform { gain: 1.0 }.init_with::<3, _>(
-        weights,
-        Some(features),
-        Some(2 * features),
-        device,
-    );
-    let rows = mlp_rows(features) - 4 * features;
-    let biases = Tensor::zeros([count, rows, features], device);
-    Param::from_tensor(Tensor::cat(vec![of_weights.val().detach(), biases], 1))
+    let rows = mlp_rows(features);
+    let make = move |device: &Device, require_grad: bool| {
+        let bound = (6.0 / (features + 2 * features) as f64).sqrt();
+        let weights = Tensor::<3>::random(
+            [count, 4 * features, features],
+            Distribution::Uniform(-bound, bound),
+            device,
+        );
+        let biases = Tensor::zeros([count, rows - 4 * features, features], device);
+        let all = Tensor::cat(vec![weights, biases], 1);
+        if require_grad { all.require_grad() } else { all }
+    };
+    let shape = Shape::new([count, rows, features]);
+    Param::uninitialized(ParamId::new(), make, device.clone(), true, shape)
 }
 
 fn integers<const D: usize>(of: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
@@ -246,8 +260,23 @@ impl KasminaLayer {
 
     /// How many blueprints seeds choose from.
     pub fn counts(&self) -> BlueprintCounts {
-        let mlps = self.mlps.as_ref().map_or(0, |mlps| mlps.dims()[0]);
-        BlueprintCounts { rows: self.blueprints.dims()[0], mlps }
+        // Parameters without a value stay so.
+        let mlps = self.mlps.as_ref().map_or(0, |mlps| mlps.lazy_shape()[0]);
+        BlueprintCounts { rows: self.blueprints.lazy_shape()[0], mlps }
+    }
+
+    /// The same layer in which a seed does not contribute, to measure what it is worth; it has telemetry of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError::Seed`] if there is no such seed, [`OpError`] where the fused kernel was asked for on a device that has none.
+    pub fn without(&self, seed: usize) -> Result<Self, OpError> {
+        let mut layer = Self { seen: Ring::default(), ..self.clone() };
+        let mut seeds = self.seeds();
+        let state = Some(SeedState::Dormant);
+        seeds.change(&[SeedChange { seed, state, ..SeedChange::default() }])?;
+        replace(&mut layer.lifecycle, seeds.lifecycle);
+        Ok(layer)
     }
 
     /// Telemetry of the last forwards, the latest last. It stays on the device until it is read.

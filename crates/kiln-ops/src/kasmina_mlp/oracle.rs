@@ -2,7 +2,7 @@
 
 use crate::kasmina::oracle::{self as rows, Outputs};
 use crate::kasmina::{Blend, SeedState, chunk};
-use crate::oracle::Number;
+use crate::oracle::{Number, Path};
 use std::ops::Range;
 
 /// A call, row-major.
@@ -62,7 +62,7 @@ impl<N: Number> Mlp<N> {
     pub fn hidden(&self, x: &[N], dy: &[N]) -> Vec<Hidden<N>> {
         let of = |unit: &Unit<N>| {
             let before = dot(x, &unit.first) + unit.bias;
-            let u = dot(dy, &unit.second);
+            let u = N::dot(dy.iter().map(given).zip(unit.second.iter().copied()));
             // Which way the ReLU goes may be open. Tensor cores take both on in 16 bits, or in those of TF32.
             let (h, d) = match (before.may_be_zero(), before.value() > 0.0) {
                 (true, on) => {
@@ -114,10 +114,16 @@ pub fn of_units<N: Number>(
     let units = hidden.first().map_or(0, Vec::len);
     let of = |j: usize| {
         let first = (0..size).map(|i| N::dot(hidden.iter().zip(x).map(|(h, x)| (h[j].d, x[i]))));
-        let second = (0..size).map(|i| N::dot(hidden.iter().zip(dy).map(|(h, d)| (h[j].h, d[i]))));
+        let terms = |i: usize| hidden.iter().zip(dy).map(move |(h, d)| (h[j].h, given(&d[i])));
+        let second = (0..size).map(|i| N::dot(terms(i)));
         (first.collect(), N::sum(hidden.iter().map(|row| row[j].d)), second.collect())
     };
     (0..units).map(of).collect()
+}
+
+/// The cotangent of y in a product: the reference multiplies it with alpha before, kernels afterwards.
+fn given<N: Number>(dy: &N) -> N {
+    dy.stored_by(Path::Reference)
 }
 
 fn dot<N: Number>(left: &[N], right: &[N]) -> N {

@@ -1,0 +1,130 @@
+//! Seeds in the MLPs of a model in training: they live their lives, nobody sees them before they are grafted, and a run that
+//! is stopped in the middle of a life goes on bit for bit.
+#![cfg(feature = "flex")]
+
+mod common;
+
+use common::{Memory, Place, checkpoint, one_at_a_time};
+use kiln_lm::config::{ConfigError, parse};
+use kiln_lm::run::{Kind, metrics, seeds};
+use kiln_nn::kasmina::SeedState;
+use std::fs;
+
+/// Short lives: an epoch is two steps.
+const SEEDS: &[&str] = &[
+    "model.mlp=kasmina",
+    "model.seeds=3",
+    "model.seed_mlps=2",
+    "seeds.epoch_steps=2",
+    "seeds.first=2",
+    "seeds.every=2",
+    "seeds.most=3",
+    "seeds.minimum_epochs=[2, 2, 1, 2, 2]",
+    "seeds.ramp=2",
+    "seeds.eval_batches=1",
+    "seeds.reconstruction_loss=1e9",
+    "seeds.total_improvement=-1",
+    "train.sample_every=0",
+    "train.checkpoint_every=0",
+];
+
+fn with(more: &[&'static str]) -> Vec<&'static str> {
+    SEEDS.iter().chain(more).copied().collect()
+}
+
+#[test]
+fn a_whole_life() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let mut trainer = place.new_trainer("run", &with(&["train.steps=60", "train.log_every=10"]));
+    let mut memory = Memory::default();
+    let summary = memory.run(&mut trainer).unwrap();
+    assert!(summary.last_loss.unwrap() < 0.7 * summary.first_loss.unwrap());
+    // One block after the other.
+    let germinated: Vec<(usize, usize, u64)> = memory
+        .seeds
+        .iter()
+        .filter(|of| of.to == SeedState::Germinated)
+        .map(|of| (of.block, of.seed, of.step))
+        .collect();
+    assert_eq!(germinated, [(0, 0, 4), (1, 0, 8), (0, 1, 12)]);
+    let first: Vec<SeedState> =
+        memory.seeds.iter().filter(|of| (of.block, of.seed) == (0, 0)).map(|of| of.to).collect();
+    use SeedState::*;
+    let whole = [Germinated, Training, Grafting, Stabilization, Evaluating, FineTuning, Fossilized];
+    assert_eq!(first, whole, "{:?}", memory.seeds);
+    // It was judged by what the model is without it.
+    let judged = memory.seeds.iter().find(|of| of.to == FineTuning).unwrap();
+    assert!(judged.gain.unwrap() > 0.0);
+
+    let records = metrics::read(&place.run("run").join("metrics.jsonl")).unwrap();
+    let of_seeds: Vec<_> = records.iter().filter(|record| record.kind == Kind::Seeds).collect();
+    assert_eq!(of_seeds.first().unwrap().step, 4);
+    assert_eq!(of_seeds.last().unwrap().get("block0.seed0.state"), Some(7.0));
+    assert_eq!(of_seeds.last().unwrap().get("block0.seed0.alpha"), Some(1.0));
+    let svg = fs::read_to_string(place.run("run").join("seeds.svg")).unwrap();
+    assert_eq!(svg, seeds::picture(&records, "run").unwrap());
+}
+
+/// Until the first seed is grafted loss and gradient norm are those of the model without seeds, bit for bit, also while
+/// blueprints learn.
+#[test]
+fn nobody_sees_a_seed_in_training() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let steps = ["train.steps=14", "optimizer.clip_norm=0.05"];
+    let mut seeded = Memory::default();
+    seeded.run(&mut place.new_trainer("seeded", &with(&steps))).unwrap();
+    let mut plain = Memory::default();
+    let plainly = [&steps[..], &["train.sample_every=0", "train.checkpoint_every=0"]].concat();
+    plain.run(&mut place.new_trainer("plain", &plainly)).unwrap();
+    let grafted = seeded.seeds.iter().find(|of| of.to == SeedState::Grafting).unwrap().step;
+    let trained = seeded.seeds.iter().find(|of| of.to == SeedState::Training).unwrap().step;
+    assert!(trained < grafted && grafted < 14, "{:?}", seeded.seeds);
+    let same = grafted as usize;
+    assert_eq!(seeded.numbers()[..same], plain.numbers()[..same]);
+    assert_ne!(seeded.numbers()[13], plain.numbers()[13]);
+}
+
+#[test]
+fn a_resumed_life_goes_on_bit_for_bit() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let overrides = with(&["train.steps=24"]);
+    let mut whole = Memory::default();
+    whole.run(&mut place.new_trainer("whole", &overrides)).unwrap();
+    // In the middle of a graft, and of an epoch.
+    let mut part = Memory::stopping_after(13);
+    part.run(&mut place.new_trainer("parts", &overrides)).unwrap();
+    assert!(part.seeds.iter().any(|of| of.to == SeedState::Grafting), "{:?}", part.seeds);
+    let mut rest = Memory::default();
+    rest.run(&mut place.resume("parts", &overrides).unwrap()).unwrap();
+    assert_eq!([part.seeds, rest.seeds].concat(), whole.seeds);
+    assert_eq!([part.steps, rest.steps].concat().len(), 24);
+    let of = |run: &str| checkpoint(&place.run(run), 24);
+    assert!(of("whole") == of("parts"));
+}
+
+#[test]
+fn configurations_that_do_not_fit_are_refused() {
+    let refused = |overrides: &[&str]| {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        match parse("[data]\nsources = [\"a.txt\"]\n", "x.toml", &overrides) {
+            Err(ConfigError::Invalid(violations)) => violations[0].to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (overrides, expected) in [
+        (
+            &["model.mlp=kasmina", "model.width=8", "model.heads=1", "model.seeds=9"][..],
+            "model.seeds is 9, must be from 1 to model.width (8)",
+        ),
+        (&["model.mlp=kasmina", "model.seed_mlps=0"], "model.seed_mlps is 0, must be from 1"),
+        (&["seeds.epoch_steps=0"], "seeds.epoch_steps is 0, must be 1 or more"),
+        (&["seeds.final_stability=1.5"], "seeds.final_stability is 1.5, must be from 0 to 1"),
+        (&["seeds.reconstruction_loss=nan"], "seeds.reconstruction_loss is NaN, must be finite"),
+    ] {
+        let found = refused(overrides);
+        assert!(found.contains(expected), "{found}");
+    }
+}
