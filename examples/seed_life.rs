@@ -40,7 +40,7 @@ ramp = 8
 eval_batches = 4
 
 [train]
-steps = 250
+steps = 300
 batch_size = 8
 eval_every = 25
 out = "runs/seed_life"

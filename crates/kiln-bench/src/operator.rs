@@ -29,7 +29,7 @@ pub enum Holds {
     RowsOrNone(&'static str),
     /// One of so many codes, from 0 on.
     Codes(usize),
-    /// The same, the last as often as all others together.
+    /// The same, the last a little more often than all others together.
     MostlyLast(usize),
     /// 0, then where parts of this dimension end, the last with it. May be missing: a call without has no
     /// elements of it.

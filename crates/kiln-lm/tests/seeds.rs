@@ -105,6 +105,28 @@ fn a_resumed_life_goes_on_bit_for_bit() {
     assert!(of("whole") == of("parts"));
 }
 
+/// Seeds of one MLP do not live at the same time; one that learns nothing is taken out, and the next one has its MLP.
+#[test]
+fn an_mlp_is_one_seeds_own() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let overrides = with(&["model.seeds=2", "model.seed_mlps=1", "seeds.most=0", "train.steps=40"]);
+    let ways = |name: &str, more: &[&'static str]| {
+        let mut memory = Memory::default();
+        memory.run(&mut place.new_trainer(name, &[&overrides[..], more].concat())).unwrap();
+        memory.seeds.into_iter().map(|of| (of.block, of.seed, of.to)).collect::<Vec<_>>()
+    };
+    let fossil = ways("fossil", &[]);
+    assert!(fossil.contains(&(0, 0, SeedState::Fossilized)), "{fossil:?}");
+    assert!(fossil.iter().all(|(_, seed, _)| *seed == 0), "{fossil:?}");
+    let culled = ways("culled", &["seeds.reconstruction_loss=-1"]);
+    assert!(culled.contains(&(0, 0, SeedState::Culled)), "{culled:?}");
+    assert!(culled.contains(&(0, 1, SeedState::Training)), "{culled:?}");
+    // By gains and by norms.
+    let adaptive = ways("adaptive", &["seeds.schedule=adaptive"]);
+    assert!(adaptive.contains(&(0, 0, SeedState::Evaluating)), "{adaptive:?}");
+}
+
 #[test]
 fn configurations_that_do_not_fit_are_refused() {
     let refused = |overrides: &[&str]| {

@@ -319,6 +319,57 @@ fn training_is_seen_by_nobody() {
     }
 }
 
+/// One that trains an MLP either; it learns f(x) = x, and two seeds of one MLP add up.
+#[test]
+fn training_of_an_mlp_is_seen_by_nobody() {
+    let device = Device::flex().autodiff();
+    let rules = LifecycleConfig::new().with_minimum_epochs([0; 5]);
+    let config = KasminaLayerConfig::new(10, 3).with_mlps(2).with_lifecycle(rules);
+    let mut layer = config.init(&device);
+    assert_eq!(layer.counts(), BlueprintCounts { rows: 1, mlps: 2 });
+    assert_eq!(config.parameters(), (10 + 2 * 19 * 4 + 7 * 3) as f64);
+    let x = random([6, 10], &device);
+    let weight = random([10, 10], &device).require_grad();
+    let mut lifecycle = layer.lifecycle().unwrap();
+    let run = |layer: &KasminaLayer| {
+        let h = x.clone().matmul(weight.clone());
+        let y = layer.forward(h.clone(), |h| h);
+        let loss = layer.reconstruction(h);
+        let losses = values(loss.clone());
+        let grads = (y.clone().powi_scalar(2).sum() + loss.sum()).backward();
+        let learned = layer.mlps.as_ref().unwrap().grad(&grads).map(values);
+        (values(y), values(weight.grad(&grads).unwrap()), losses, learned.unwrap())
+    };
+    let (y, gradient, ..) = run(&layer);
+    lifecycle.germinate(1, 1, Blend::Mlp).unwrap();
+    lifecycle.transition(1, Training, &GOOD).unwrap();
+    layer.follow(&lifecycle).unwrap();
+    let (with, gradient_with, losses, learned) = run(&layer);
+    assert_eq!((&y, &gradient), (&with, &gradient_with));
+    assert!(losses[1] > 0.0 && losses[0] == 0.0 && losses[2] == 0.0, "{losses:?}");
+    let (first, second) = learned.split_at(learned.len() / 2);
+    assert!(first.iter().all(|g| *g == 0.0) && second.iter().any(|g| *g != 0.0));
+    // Grafted whole it is seen, and what the layer is without it is what it was.
+    lifecycle.transition(1, Grafting, &GOOD).unwrap();
+    wait(&mut lifecycle, 50);
+    layer.follow(&lifecycle).unwrap();
+    assert_eq!(layer.lifecycle().unwrap(), lifecycle);
+    let (grafted, ..) = run(&layer);
+    let changed = |at: usize| (4..7).contains(&(at % 10));
+    assert!((0..60).all(|at| (grafted[at] != y[at]) == changed(at)));
+    assert_eq!(run(&layer.without(1).unwrap()).0, y);
+    assert_eq!(run(&layer).0, grafted);
+    let error = layer.without(3).unwrap_err().to_string();
+    assert_eq!(error, "kasmina: `seed` of seed 3 is 3, expected 0 to 2");
+    // An MLP that is not there.
+    let mut other = Lifecycle::new(3, LifecycleConfig::new());
+    other.germinate(0, 2, Blend::Mlp).unwrap();
+    other.transition(0, Training, &GOOD).unwrap();
+    let error = layer.follow(&other).unwrap_err().to_string();
+    assert_eq!(error, "kasmina: `blueprint_id` of seed 0 is 2, expected 0 to 1");
+    assert_eq!(run(&layer).0, grafted);
+}
+
 /// In the middle of a graft the record holds all: what goes on from it goes on as the layer itself does, bit for bit.
 #[test]
 fn a_record_goes_on() {

@@ -474,7 +474,10 @@ fn wrong_calls() {
         for (of, what) in [
             (with(11, 0, 0, 0.5), "`lifecycle` of seed 1 is 11, expected 0 to 10"),
             (with(-1, 0, 0, 0.5), "`lifecycle` of seed 1 is -1, expected 0 to 10"),
-            (with(0, 0, 4, 0.5), "`blend` of seed 1 is 4, expected 0 to 3"),
+            (
+                with(0, 0, 4, 0.5),
+                "`blend` of seed 1 is 4, expected 0 to 3, since there are no MLPs",
+            ),
             (with(0, 0, 0, 1.5), "`alpha` of seed 1 is 1.5, expected 0 to 1"),
             (with(0, 0, 0, f32::NAN), "`alpha` of seed 1 is NaN, expected 0 to 1"),
             (with(7, 2, 0, 0.5), "`blueprint_id` of seed 1 is 2, expected 0 to 1"),

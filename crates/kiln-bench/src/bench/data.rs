@@ -51,7 +51,7 @@ pub enum Numbers {
     },
     /// Integers from 0 to one below this.
     Classes(usize),
-    /// The same, the last as often as all others together.
+    /// The same, the last a little more often than all others together.
     MostlyLast(usize),
     /// Evenly from 0 to 1.
     Shares,

@@ -98,6 +98,11 @@ pub(super) fn on_host(inputs: &[HostTensor]) -> Vec<Seed> {
     inputs[ALPHA].values.iter().enumerate().map(one).collect()
 }
 
+/// Where everything is a launch, a hundred launches say nothing, and where there is much of everything, they take minutes.
+pub(super) fn times_reference(case: &Case) -> bool {
+    (1e6..2e8).contains(&elements(case, 0))
+}
+
 /// Seeds that do not fit.
 pub(super) fn refuse(inputs: &[HostTensor], counts: BlueprintCounts) -> Result<(), String> {
     let mut seeds = on_host(inputs).into_iter().enumerate();
@@ -164,9 +169,8 @@ impl Operator for Row {
         refuse(inputs, BlueprintCounts::rows(inputs[BLUEPRINTS].shape[0]))
     }
 
-    // Where everything is a launch, a hundred launches say nothing, and take minutes.
     fn times_reference(&self, case: &Case) -> bool {
-        elements(case, 0) > 1e6
+        times_reference(case)
     }
 
     // Blueprints of seeds that do not train them.

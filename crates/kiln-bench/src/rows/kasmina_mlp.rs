@@ -1,7 +1,9 @@
 //! kasmina_mlp: that of kasmina, and MLPs.
 
 use super::elements;
-use super::kasmina::{ALPHA, BLEND, BLUEPRINTS, codes, frozen, host, on_host, refuse, seeds};
+use super::kasmina::{
+    ALPHA, BLEND, BLUEPRINTS, codes, frozen, host, on_host, refuse, seeds, times_reference,
+};
 use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
@@ -138,9 +140,8 @@ impl Operator for Row {
         true
     }
 
-    // As in kasmina.
     fn times_reference(&self, case: &Case) -> bool {
-        elements(case, 0) > 1e6
+        times_reference(case)
     }
 
     // Blueprints of seeds that do not train them; several seeds may share an MLP.
@@ -203,7 +204,7 @@ impl Operator for Row {
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
-        // Of the seeds 3 in 11 blend an MLP: five states of eleven, and five blends of nine.
+        // Of the seeds 25 in 99 blend an MLP: five states of eleven, and five draws of a blend in nine.
         let (n, size, share) = (elements(case, 0), dtype.size() as f64, 25.0 / 99.0);
         let (s, row) = (case.shapes[MLPS][2] as f64, case.shapes[0][1] as f64 * size);
         let tables = (elements(case, BLUEPRINTS) + elements(case, MLPS)) * size;

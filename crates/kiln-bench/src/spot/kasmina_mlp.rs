@@ -1,4 +1,4 @@
-//! kasmina_mlp: some seeds with an MLP are compared, at some rows, and the gradients of some hidden units as a whole.
+//! kasmina_mlp: some seeds with an MLP are compared, at some rows, and all gradients of some hidden units.
 
 use super::{ROWS, Spot};
 use crate::host;
@@ -11,6 +11,9 @@ use rayon::prelude::*;
 /// Seeds that are looked at, and hidden units of an MLP.
 const SEEDS: usize = 3;
 const UNITS: usize = 3;
+
+/// Of a hidden unit: of its first weights, its bias, and its second weights.
+type Gradients = (Vec<Bounded>, Bounded, Vec<Bounded>);
 
 /// A seed that blends an MLP.
 struct Seed {
@@ -93,7 +96,7 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
     // Every seed that trains this MLP adds to the gradients of its units.
     let size = trained.columns.len();
     let units = spot.sample(2 * size, UNITS);
-    let mut added: Vec<Vec<(Bounded, Vec<Bounded>)>> = vec![];
+    let mut added: Vec<Vec<(Bounded, Gradients)>> = vec![];
     for seed in seeds.iter().filter(|seed| seed.trains && seed.mlp == trained.mlp) {
         let (x, dy) = (cut(&x, seed)?, cut(&dy, seed)?);
         let own: Vec<usize> =
@@ -103,17 +106,24 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
         let hidden: Vec<Vec<Hidden<Bounded>>> =
             both.par_iter().map(|(x, dy)| mlp.hidden(x, dy)).collect();
         let of = of_units(&x, &dy, &hidden);
-        added.push(of.into_iter().map(|(first, _, _)| (seed.alpha, first)).collect());
+        added.push(of.into_iter().map(|of| (seed.alpha, of)).collect());
     }
     let columns: Vec<usize> = (0..size).collect();
+    let sum = |at: usize, of: &dyn Fn(&Gradients) -> Option<Bounded>| {
+        let parts = added.iter().filter_map(|seed| seed.get(at));
+        let parts = parts.filter_map(|(alpha, gradients)| Some(*alpha * of(gradients)?));
+        Number::stored(Number::sum(parts.collect::<Vec<Bounded>>()))
+    };
+    let first_row = trained.mlp * rows_of;
     for (at, unit) in units.iter().enumerate() {
-        let column = |i: &usize| {
-            let parts = added.iter().filter_map(|seed| seed.get(at));
-            let parts = parts.filter_map(|(alpha, first)| Some(*alpha * *first.get(*i)?));
-            Number::stored(Number::sum(parts.collect::<Vec<Bounded>>()))
-        };
-        let expected: Vec<Bounded> = columns.iter().map(column).collect();
-        spot.compare(3, &[trained.mlp * rows_of + unit], &columns, &expected)?;
+        let expected: Vec<Bounded> =
+            columns.iter().map(|i| sum(at, &|of| of.0.get(*i).copied())).collect();
+        spot.compare(3, &[first_row + unit], &columns, &expected)?;
+        let expected: Vec<Bounded> =
+            columns.iter().map(|i| sum(at, &|of| of.2.get(*i).copied())).collect();
+        spot.compare(3, &[first_row + 2 * widest + unit], &columns, &expected)?;
+        let (row, column) = (first_row + 4 * widest + unit / widest, unit % widest);
+        spot.compare(3, &[row], &[column], &[sum(at, &|of| Some(of.1))])?;
     }
     Ok(())
 }

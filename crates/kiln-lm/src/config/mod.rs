@@ -120,7 +120,7 @@ pub struct ModelConfig {
     /// Seeds of a `kasmina` MLP; one for each 64 numbers of `width` if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<usize>,
-    /// MLPs that these seeds choose from, block by block; as many as seeds if not given.
+    /// MLPs of each block that these seeds take; as many as seeds if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed_mlps: Option<usize>,
     /// How the two join the residual stream.

@@ -34,7 +34,7 @@ pub struct SeedsConfig {
     pub total_improvement: f32,
     /// and the least stability.
     pub final_stability: f32,
-    /// A seed that has been evaluated or fine-tuned for so many times the least epochs, and is not let on, is taken out.
+    /// A seed that is not let on for so many times the least epochs of its state, or of the ramp, is taken out.
     pub patience: usize,
     /// Validation batches by which a seed is measured.
     pub eval_batches: usize,

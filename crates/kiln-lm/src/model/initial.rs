@@ -41,9 +41,7 @@ impl Initial {
         let row = |row: usize| parts.iter().flat_map(move |(of, n)| &of[row * n..(row + 1) * n]);
         (0..shape[0]).flat_map(row).copied().collect()
     }
-}
 
-impl Initial {
     /// MLPs of seeds, which learn to return what goes in before anyone sees them: weights by Glorot and Bengio, biases 0.
     fn mlps(&self, name: &str, shape: &[usize]) -> Vec<f32> {
         let (size, features) = (shape[1] * shape[2], shape[2]);
@@ -87,7 +85,8 @@ impl ModuleMapper for Initial {
             _ => normal(&name, self.seed, DEVIATION, shape.num_elements()),
         };
         let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
-        Param::initialized(param.id, value).set_require_grad(true)
+        let trainable = !name.ends_with(".seeds.blueprints");
+        Param::initialized(param.id, value).set_require_grad(trainable)
     }
 }
 

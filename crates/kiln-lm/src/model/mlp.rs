@@ -46,7 +46,9 @@ impl Losses {
 
 impl KasminaMlp {
     fn new(config: &ModelConfig, base: SwiGlu, device: &Device) -> Self {
-        let seeds = config.kasmina().init(device);
+        let mut seeds = config.kasmina().init(device);
+        // Its seeds blend MLPs alone.
+        seeds.blueprints = seeds.blueprints.set_require_grad(false);
         Self { base, seeds, training: false, losses: Losses::default() }
     }
 
@@ -61,9 +63,12 @@ impl KasminaMlp {
         })
     }
 
-    /// Takes the sum of the reconstruction losses of the last forward, if a seed is in training.
+    /// Takes the sum of the reconstruction losses of the last forward, if a seed is in training; one that is no number does
+    /// not count.
     pub(super) fn take_loss(&self) -> Option<Tensor<1>> {
-        self.losses.lock()[0].take().map(Tensor::sum)
+        let losses = self.losses.lock()[0].take()?;
+        let broken = losses.clone().is_finite().bool_not();
+        Some(losses.mask_fill(broken, 0.0).sum())
     }
 
     /// The reconstruction losses of the last forward in training, `[C]`.

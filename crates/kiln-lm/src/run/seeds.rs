@@ -19,7 +19,7 @@ const ROW: i32 = 44;
 const BAR: i32 = 34;
 /// Above the first bar, and below the last, where the states are named.
 const ABOVE: i32 = 28;
-const BELOW: i32 = 104;
+const BELOW: i32 = 136;
 
 /// Draws losses, states and alphas over the steps to an SVG file, replacing it as a whole.
 ///
@@ -126,7 +126,7 @@ fn render(
         write(&bottom, &format!("{block}.{seed}"), 22, INK, (LEFT - 60, y + BAR / 2))?;
         bars(&bottom, points, y, &across)?;
     }
-    states(&bottom, lives, below - BELOW / 2)?;
+    states(&bottom, lives, below - BELOW + 30)?;
     root.present()
 }
 
@@ -162,16 +162,20 @@ fn states(
     lives: &BTreeMap<(usize, usize), Vec<Point>>,
     y: i32,
 ) -> Result<(), PlotError<'static>> {
-    let mut x = LEFT;
+    let (mut x, mut y) = (LEFT, y);
     let occurs = |state: &SeedState| lives.values().flatten().any(|point| point.state == *state);
     for state in SeedState::ALL.into_iter().filter(occurs) {
         let name = format!("{state:?}");
+        if x + 34 + 12 * name.len() as i32 > SIZE.0 as i32 {
+            (x, y) = (LEFT, y + 32);
+        }
         area.draw(&Rectangle::new([(x, y - 10), (x + 26, y + 10)], color(state).filled()))?;
         write(area, &name, 22, INK, (x + 34, y))?;
         x += 60 + 12 * name.len() as i32;
     }
-    if x > LEFT {
-        write(area, "block.seed; the line is alpha", 22, MUTED, (x + 10, y))?;
+    if !lives.is_empty() {
+        let what = "a bar for each seed, block.seed; the line in it is alpha, from 0 to 1";
+        write(area, what, 22, MUTED, (LEFT, y + 40))?;
     }
     Ok(())
 }

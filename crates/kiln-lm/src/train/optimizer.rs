@@ -69,7 +69,7 @@ fn rule(
 
 fn settings(config: &OptimizerConfig, of: &ModelConfig, parameter: &Parameter) -> Settings {
     let name = &parameter.name;
-    // Seeds too, of which those that are frozen must stay what they are.
+    // Seeds too: a frozen one has no gradient, and decay would move it all the same.
     let of_seeds = matches("*.seeds.*", name);
     let spared = parameter.rank < 2 || of_seeds || matches("embedding.*", name);
     let weight_decay = if spared { 0.0 } else { config.weight_decay };

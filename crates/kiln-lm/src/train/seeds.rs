@@ -12,7 +12,8 @@ use crate::data::ValidationBatches;
 use crate::model::Transformer;
 use crate::run::{Kind, Record};
 use burn::module::Module;
-use kiln_nn::kasmina::{Blend, Life, Lifecycle, SeedMetrics, SeedState};
+use burn::tensor::DType;
+use kiln_nn::kasmina::{Blend, Life, Lifecycle, Schedule, SeedMetrics, SeedState, following};
 use std::collections::BTreeMap;
 
 /// Epochs over whose losses stability is taken.
@@ -84,8 +85,21 @@ impl Garden {
     /// Whether this life is to be judged at the end of the epoch, for which its seed is left out once.
     fn judged(&self, life: &Life) -> bool {
         let state = life.seed().state;
-        let judged = matches!(state, SeedState::Evaluating | SeedState::FineTuning);
-        judged && life.epochs() + 1 >= self.config.rules().minimum(state)
+        match state {
+            // Two schedules go by it.
+            SeedState::Grafting => {
+                matches!(self.config.schedule, Schedule::Momentum | Schedule::Adaptive)
+            }
+            SeedState::Evaluating | SeedState::FineTuning => {
+                life.epochs() + 1 >= self.config.rules().minimum(state)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the schedule goes by the norms of weights.
+    fn by_norms(&self) -> bool {
+        matches!(self.config.schedule, Schedule::DriftControlled | Schedule::Adaptive)
     }
 
     /// All seeds as they are.
@@ -108,6 +122,8 @@ impl Garden {
         let lives = self.lives.values().flat_map(Lifecycle::lives);
         let begun = all - lives.filter(|life| dormant(life)).count();
         let most = if most == 0 { all } else { most.min(all) };
+        // The first epoch that ends is number 1.
+        let first = first.max(1);
         if epoch < first || !(epoch - first).is_multiple_of(every) || begun >= most {
             return;
         }
@@ -118,7 +134,14 @@ impl Garden {
             return;
         };
         let Some(seed) = lifecycle.lives().iter().position(dormant) else { return };
-        let germinated = lifecycle.germinate(seed, seed % self.mlps, Blend::Mlp);
+        // What a seed in training learns must not move what another has blended in.
+        let held = |mlp: &usize| {
+            let mut lives = lifecycle.lives().iter().map(Life::seed);
+            let ended = |state| following(state).is_empty() && state != SeedState::Fossilized;
+            lives.any(|seed| seed.blueprint == Some(*mlp) && !ended(seed.state))
+        };
+        let Some(mlp) = (0..self.mlps).find(|mlp| !held(mlp)) else { return };
+        let germinated = lifecycle.germinate(seed, mlp, Blend::Mlp);
         debug_assert!(germinated.is_ok(), "a dormant seed");
     }
 }
@@ -130,15 +153,19 @@ fn send(
     seed: usize,
     metrics: &SeedMetrics,
     failing: bool,
-) -> bool {
+) {
     let life = &lifecycle.lives()[seed];
     let (state, epochs, alpha) = (life.seed().state, life.epochs(), life.seed().alpha);
-    let worn = epochs >= config.patience * lifecycle.config().minimum(state).max(1);
+    // Alpha needs its ramp.
+    let least = if state == SeedState::Grafting { config.ramp } else { 1 };
+    let worn = epochs >= config.patience * lifecycle.config().minimum(state).max(least);
     let ways: &[SeedState] = match state {
-        _ if failing => &[SeedState::RolledBack],
+        _ if failing => &[SeedState::Culled, SeedState::RolledBack],
         SeedState::Germinated => &[SeedState::Training],
+        SeedState::Training if worn => &[SeedState::Grafting, SeedState::Culled],
         SeedState::Training => &[SeedState::Grafting],
         SeedState::Grafting if alpha >= 1.0 => &[SeedState::Stabilization],
+        SeedState::Grafting if worn => &[SeedState::RolledBack],
         SeedState::Stabilization => &[SeedState::Evaluating],
         SeedState::Evaluating if worn => {
             &[SeedState::FineTuning, SeedState::Culled, SeedState::RolledBack]
@@ -149,7 +176,7 @@ fn send(
         _ => &[],
     };
     // What is refused is asked for again after the next epoch.
-    ways.iter().any(|to| lifecycle.transition(seed, *to, metrics).is_ok())
+    let _ = ways.iter().any(|to| lifecycle.transition(seed, *to, metrics).is_ok());
 }
 
 impl Trainer {
@@ -178,9 +205,16 @@ impl Trainer {
                 reconstruction.insert(block, read(losses)?);
             }
         }
+        let norms = if garden.by_norms() { self.norms()? } else { BTreeMap::new() };
         let before = garden.states();
         for (block, lifecycle) in &mut garden.lives {
+            let lives = lifecycle.lives();
+            let norm = |seed: usize| {
+                let mlp = lives[seed].seed().blueprint?;
+                norms.get(block).map(|norms| norms[mlp])
+            };
             let metrics = |seed: usize| SeedMetrics {
+                weight_norm: norm(seed),
                 reconstruction_loss: reconstruction.get(block).map(|losses| losses[seed]),
                 performance_delta: gains.get(&(*block, seed)).copied(),
                 total_improvement: gains.get(&(*block, seed)).copied(),
@@ -189,10 +223,13 @@ impl Trainer {
                 gradient_norm: Some(self.gradient_norm),
                 ..SeedMetrics::default()
             };
-            let metrics: Vec<SeedMetrics> = (0..lifecycle.lives().len()).map(metrics).collect();
-            let failing = lifecycle.epoch(&metrics);
+            let metrics: Vec<SeedMetrics> = (0..lives.len()).map(metrics).collect();
+            lifecycle.epoch(&metrics);
             for (seed, metrics) in metrics.iter().enumerate() {
-                send(lifecycle, &garden.config, seed, metrics, failing.contains(&seed));
+                // A blueprint that returns no numbers.
+                let broken = metrics.reconstruction_loss.is_some_and(|loss| !loss.is_finite());
+                let asked = if broken { lifecycle.error(seed).ok().flatten() } else { None };
+                send(lifecycle, &garden.config, seed, metrics, asked.is_some());
             }
         }
         garden.germinate(step / garden.config.epoch_steps as u64);
@@ -205,6 +242,19 @@ impl Trainer {
             }
         }
         self.log_seeds(garden, &gains)
+    }
+
+    /// The norm of each MLP of each block.
+    fn norms(&self) -> Result<BTreeMap<usize, Vec<f32>>, TrainError> {
+        let mut norms = BTreeMap::new();
+        for (block, mlp) in self.model().seeded() {
+            if let Some(mlps) = &mlp.seeds.mlps {
+                let mlps = mlps.val().inner().cast(DType::F32);
+                let squares = mlps.powi_scalar(2).flatten::<2>(1, 2).sum_dim(1).sqrt();
+                norms.insert(block, read(squares.squeeze_dim(1))?);
+            }
+        }
+        Ok(norms)
     }
 
     /// By how much the validation loss is lower with each seed that is to be judged than without.

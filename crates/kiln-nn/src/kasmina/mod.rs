@@ -215,6 +215,8 @@ impl KasminaLayer {
 
     fn blend<const D: usize>(&self, h: Tensor<D>, seeds: &Seeds) -> (Tensor<D>, Telemetry) {
         let blueprints = self.blueprints.val();
+        let alike = blueprints.dtype() == h.dtype();
+        let blueprints = if alike { blueprints } else { blueprints.cast(DType::F32) };
         expect(match &self.mlps {
             None => kasmina(h, blueprints, seeds, CHECKED),
             Some(mlps) => {
@@ -225,7 +227,7 @@ impl KasminaLayer {
     }
 
     /// The self-supervised loss of each seed that is in training, `[C]`: how well its blueprint, blended in whole, returns
-    /// the chunk, as the mean of the squares of what it is off; 0 of every other seed. `h` is the base layer's output, which
+    /// the chunk in the element type of `h`, as the mean of the squares of what it is off; 0 of every other seed. `h` is the base layer's output, which
     /// gets no gradient.
     ///
     /// # Panics
@@ -235,7 +237,7 @@ impl KasminaLayer {
     pub fn reconstruction<const D: usize>(&self, h: Tensor<D>) -> Tensor<1> {
         check_width("kasmina", &h, self.features);
         let rows = h.shape().num_elements() / self.features;
-        let h = h.detach().reshape([rows, self.features]).cast(DType::F32);
+        let h = h.detach().reshape([rows, self.features]);
         let seeds = self.seeds();
         let training = seeds.lifecycle.clone().equal_elem(SeedState::Training.code());
         let grafted = training.clone().int() * SeedState::Grafting.code();
@@ -244,7 +246,10 @@ impl KasminaLayer {
         }
         let alone = Seeds { alpha: seeds.alpha.ones_like(), lifecycle: grafted, ..seeds };
         let (y, _) = self.blend(h.clone(), &alone);
-        let off = (y - h).powi_scalar(2).mean_dim(0).squeeze_dim::<1>(0);
+        let off = (y.cast(DType::F32) - h.cast(DType::F32))
+            .powi_scalar(2)
+            .mean_dim(0)
+            .squeeze_dim::<1>(0);
         chunk_means(off, alone.count()).mask_fill(training.bool_not(), 0.0)
     }
 

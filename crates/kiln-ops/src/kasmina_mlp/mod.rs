@@ -13,8 +13,7 @@
 //!
 //! Source: the chunk MLPs of `kasmina` of tachyon-beep/esper, which launched a few small kernels for each seed.
 //!
-//! Bytes that must move, for M rows of s bytes an element: those of `kasmina`, and once more read and written in the chunks
-//! that an MLP is blended into. Operations: 8·M·s² a chunk of s features forward, 20·M·s² backward (five products, since
+//! Bytes that must move, for M rows: those of `kasmina`. Operations: 8·M·s² a chunk of s features forward, 20·M·s² backward (five products, since
 //! hidden units are made again).
 
 #[cfg(feature = "cube")]

@@ -2,7 +2,7 @@
 
 use crate::kasmina::reference::{self as rows, Chunks, contributes};
 use crate::kasmina::{Blend, SeedState, Seeds, Telemetry};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
 /// [`kasmina_mlp`](fn@super::kasmina_mlp) without its checks.
 pub fn kasmina_mlp<const D: usize>(
@@ -34,7 +34,8 @@ pub fn kasmina_mlp<const D: usize>(
         let cut = |of: Tensor<1, Int>| of.slice([which.clone()]);
         let (id, state) = (cut(seeds.blueprint_id.clone()), cut(seeds.lifecycle.clone()));
         let alpha = seeds.alpha.clone().cast(DType::F32).slice([which.clone()]);
-        let blended = blend(part.swap_dims(0, 1), mlps.clone(), id, state, alpha);
+        let others = of.clone().slice([which.clone()]).bool_not();
+        let blended = blend(part.swap_dims(0, 1), mlps.clone(), id, state, alpha, others);
         parts.push(blended.swap_dims(0, 1).reshape([rows, width]));
     }
     let blended = Tensor::cat(parts, 1).cast(dtype);
@@ -49,11 +50,14 @@ fn blend(
     id: Tensor<1, Int>,
     state: Tensor<1, Int>,
     alpha: Tensor<1>,
+    others: Tensor<1, Bool>,
 ) -> Tensor<3> {
     let ([seeds, _, size], [count, _, widest]) = (x.dims(), mlps.dims());
     let last = count as i64 - 1;
     let id = id.clone().mask_fill(id.lower_elem(0), last).clamp(0, last);
     let weights = mlps.select(0, id);
+    let others = others.reshape([seeds, 1, 1]).expand(weights.dims());
+    let weights = weights.mask_fill(others, 0.0);
     let is = |wanted: SeedState| state.clone().equal_elem(wanted.code());
     let trains = is(SeedState::Grafting).bool_or(is(SeedState::FineTuning));
     let trains = trains.reshape([seeds, 1, 1]).expand(weights.dims());

@@ -8,10 +8,11 @@ use kiln_ops::kasmina::backend::{self as kasmina, KasminaGradOps, KasminaOps, Ka
 use kiln_ops::kasmina_mlp::backend::{self as kasmina_mlp, KasminaMlpGradOps, KasminaMlpOps};
 use kiln_ops::kasmina_mlp::mlp_rows;
 
-/// Forward and backward of the Kasmina layer in f32.
+/// Forward and backward of the Kasmina layer in f32, and in bf16 with MLPs.
 pub fn chunks_of(client: &Client) -> Vec<Call> {
     let mut calls = vec![];
     chunks(client, DType::F32, "f32", &mut calls);
+    mlps(client, DType::BF16, "bf16", &mut calls);
     calls
 }
 

@@ -123,7 +123,7 @@ pub(super) fn gather(
     let [seeds, ..] = of.sizes();
     let client = left.client.clone();
     let elements = record(widest) - 1;
-    let tiles = elements.div_ceil(ELEMENTS as usize);
+    let tiles = if dmlps.is_some() { elements.div_ceil(ELEMENTS as usize) } else { 0 };
     let of_alphas = seeds.div_ceil((ELEMENTS * BESIDE) as usize);
     let wanted = [dalpha.is_some(), dmlps.is_some()];
     let dtype = dmlps.map_or(left.dtype, |of| of.dtype);

@@ -20,9 +20,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Cubes of a multiprocessor, at least, of all seeds; those of other seeds end at once.
+/// About the cubes of a multiprocessor, of all seeds; those of other seeds end at once.
 const CUBES: usize = 16;
-/// Most f32 of what the cubes of a backward leave for the second launch.
+/// Most f32 of what the cubes of a backward leave for the second launch, unless the seeds of one part need more.
 const LEFT: usize = 1 << 24;
 
 /// What the gradients are made of.
@@ -100,29 +100,29 @@ pub(super) fn forward(
 /// Those gradients that are wanted; contiguous.
 pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
     let Backward { dy, x, of, mlps, wanted } = backward;
-    let [of_x, of_alpha, of_rows, of_mlps] = wanted;
+    let [wants_x, wants_alpha, wants_rows, wants_mlps] = wanted;
     let rows = backend::Backward {
         dy: dy.clone(),
         x: x.clone(),
         of: of.clone(),
-        wanted: [of_x, of_alpha, of_rows],
+        wanted: [wants_x, wants_alpha, wants_rows],
     };
-    let [dx, dalpha, drows] = match of_x || of_alpha || of_rows {
+    let [dx, dalpha, drows] = match wants_x || wants_alpha || wants_rows {
         true => rows::backward(OP, rows),
         false => [const { None }; 3],
     };
     if dy.meta.shape().num_elements() == 0 {
         let zeros = || launch::zeros(&dy, mlps.meta.shape().clone(), mlps.dtype);
-        let dmlps = of_mlps.then(zeros);
+        let dmlps = wants_mlps.then(zeros);
         return [dx, dalpha, drows, dmlps];
     }
     let output = || launch::output(&dy, OP, "grad.mlps", mlps.meta.shape().clone(), mlps.dtype);
-    let dmlps = of_mlps.then(output);
-    if !of_x && !of_alpha && !of_mlps {
+    let dmlps = wants_mlps.then(output);
+    if !wants_x && !wants_alpha && !wants_mlps {
         return [dx, dalpha, drows, dmlps];
     }
     let (x, dy, mlps) = (Rows::new(x), Rows::new(dy), into_contiguous(mlps));
-    let (of_x, sums) = (dx.as_ref(), of_alpha || of_mlps);
+    let (of_x, sums) = (dx.as_ref(), wants_alpha || wants_mlps);
     #[cfg(feature = "cuda")]
     let left = match mma_plan(&of, &[&x, &dy], &mlps) {
         Some(plan) => mma::backward(x, dy, of.clone(), mlps, of_x, sums, plan),

@@ -53,6 +53,12 @@ impl Layout {
     }
 }
 
+/// Bytes of shared memory of a cube at most.
+pub(super) fn shared(width: usize) -> usize {
+    let found = WARPS * (width + 1);
+    Layout { width }.bytes(true) + (3 * width + found) * size_of::<f32>()
+}
+
 /// A word's worth of two sums of 16 bits, to shared memory.
 #[cube]
 fn keep(base: u32, row: usize, column: usize, #[comptime] pitch: usize, word: u32) {

@@ -43,12 +43,14 @@ impl Plan {
         mlps: &CubeTensor,
     ) -> Option<Self> {
         let dtype = mlps.dtype;
-        if tile::family(None, &mlps.client, dtype) == Family::Simt {
+        let width = if widest <= 32 { 32 } else { 64 };
+        let most = mlps.client.properties().hardware.max_shared_memory_size;
+        if tile::family(None, &mlps.client, dtype) == Family::Simt || backward::shared(width) > most
+        {
             return None;
         }
         let chunks = widest.is_multiple_of(8) && features.is_multiple_of(seeds);
         let aligned = chunks && rows.iter().all(|rows| rows.begins(8));
-        let width = if widest <= 32 { 32 } else { 64 };
         Some(Self { width, float: Float16::of(dtype), aligned })
     }
 
