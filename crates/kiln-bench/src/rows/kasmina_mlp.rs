@@ -166,7 +166,8 @@ impl Operator for Row {
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
-        let rows = ((1 << 18) / dims["H"][0]).clamp(16, 264);
+        // No size that C or S has.
+        let rows = ((1 << 18) / dims["H"][0]).clamp(16, 264) + 8;
         match dims["B"][0] > rows {
             true => vec![replace(dims, "B", rows)],
             false => vec![],

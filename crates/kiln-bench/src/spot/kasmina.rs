@@ -2,7 +2,7 @@
 
 use super::{ROWS, Spot};
 use crate::host;
-use kiln_ops::kasmina::{SeedState, chunk, oracle};
+use kiln_ops::kasmina::{Blend, SeedState, chunk, oracle};
 
 /// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each.
 const MOST: usize = 1 << 22;
@@ -21,10 +21,14 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
     let (lifecycle, blueprint_id, blend) = (lifecycle?, blueprint_id?, blend?);
     let seeds = alpha.len();
     let rows = spot.sample(count, ROWS);
-    // Some, and one of each state that contributes.
+    // Some, and one of each state that contributes; none that blends an MLP.
+    let of_rows = |seed: &usize| blend[*seed] != Blend::Mlp.code();
     let mut chosen = spot.sample(seeds, SEEDS);
+    chosen.retain(of_rows);
     let contributing = SeedState::ALL.into_iter().filter(|state| state.contributes());
-    let first = |state: SeedState| lifecycle.iter().position(|code| *code == state.code());
+    let first = |state: SeedState| {
+        (0..seeds).find(|seed| of_rows(seed) && lifecycle[*seed] == state.code())
+    };
     chosen.extend(contributing.filter_map(first));
     chosen.sort_unstable();
     chosen.dedup();

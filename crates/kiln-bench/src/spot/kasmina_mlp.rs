@@ -1,4 +1,4 @@
-//! kasmina_mlp: some seeds with an MLP are compared, at some rows, and all gradients of some hidden units.
+//! kasmina_mlp: seeds with rows as in kasmina; some seeds with an MLP are compared, at some rows, and all gradients of some hidden units.
 
 use super::{ROWS, Spot};
 use crate::host;
@@ -30,6 +30,7 @@ struct Seed {
 ///
 /// One line if a result is wrong or cannot be read.
 pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
+    super::kasmina(spot)?;
     let x = spot.call.rows(0);
     let [count, features] = x.dims();
     let alpha = spot.numbers(&spot.input_rows(1, &[0])?);

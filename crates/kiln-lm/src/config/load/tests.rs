@@ -129,7 +129,7 @@ fn unknown_names_come_with_the_line_and_those_that_exist() {
     let line = error("[data]\nsources = [\"a\"]\n[modle]\nlayers = 2\n", &[]);
     assert_eq!(
         line,
-        "x.toml:3: unknown section [modle], expected one of: data, model, optimizer, schedule, train, sample"
+        "x.toml:3: unknown section [modle], expected one of: data, model, optimizer, schedule, seeds, train, sample"
     );
     let line = error(TEXT, &["train.steps=3", "model.widht=3"]);
     assert!(
@@ -226,7 +226,7 @@ fn the_parts_of_a_block_are_chosen_and_unknown_ones_are_named() {
     assert_eq!(chosen.expect("valid").model, with(&[]).expect("valid").model);
     for (set, known) in [
         ("model.mixer=convolution", "attention` or `bk"),
-        ("model.mlp=relu", "swiglu"),
+        ("model.mlp=relu", "swiglu` or `kasmina"),
         ("model.residual=none", "plain` or `mhc"),
         ("optimizer.kind=sgd", "adamw` or `muon"),
     ] {
