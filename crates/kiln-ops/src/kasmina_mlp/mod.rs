@@ -1,6 +1,6 @@
 //! The Kasmina layer with blueprints that are small MLPs, beside those that are rows.
 //!
-//! As [`kasmina`](crate::kasmina), and a seed whose blend is [`Blend::Mlp`](crate::kasmina::Blend::Mlp) makes
+//! As [`kasmina`], and a seed whose blend is [`Blend::Mlp`](crate::kasmina::Blend::Mlp) makes
 //! y = (1 − alpha)·x + alpha·f(x) of its chunk of s features, f(x) = W₂·relu(W₁·x + b₁) + b₂ with 2s hidden units.
 //!
 //! The weights of all MLPs are one tensor, `[Q, 4S + 3, S]` for chunks of up to S features: of each MLP 2S rows of W₁, a

@@ -184,7 +184,7 @@ pub fn backward<N: Number>(call: &Call<'_, N>, dy: &[N]) -> [Vec<N>; 4] {
     let (features, widest) = (call.rows.features, call.widest);
     // What each seed adds to its MLP.
     let mut added: Vec<Vec<N>> = vec![vec![]; call.mlps.len()];
-    for seed in 0..call.rows.alpha.len() {
+    for (seed, dalpha) in dalpha.iter_mut().enumerate() {
         let Some(Blended { chunk, alpha, from, mlp, trains }) = call.of(seed) else { continue };
         let cut = |of: &[N]| -> Vec<Vec<N>> {
             of.chunks_exact(features).map(|row| row[chunk.clone()].to_vec()).collect()
@@ -199,7 +199,7 @@ pub fn backward<N: Number>(call: &Call<'_, N>, dy: &[N]) -> [Vec<N>; 4] {
             }
         }
         let terms = both().zip(&hidden).map(|((x, dy), hidden)| mlp.of_alpha(x, dy, hidden));
-        dalpha[seed] = N::sum(terms).stored();
+        *dalpha = N::sum(terms).stored();
         if !trains {
             continue;
         }

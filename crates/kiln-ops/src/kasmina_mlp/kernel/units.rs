@@ -380,7 +380,8 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
         for level in 0..comptime!(plan.units.ilog2()) {
             let half = comptime!((plan.units >> (level + 1)) as usize);
             if unit < half {
-                shared[unit] = shared[unit] + shared[unit + half];
+                let sum = shared[unit] + shared[unit + half];
+                shared[unit] = sum;
             }
             sync_cube();
         }

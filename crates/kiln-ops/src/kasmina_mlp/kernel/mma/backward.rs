@@ -341,6 +341,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
 
 /// Writes a warp's part of the gradients of weights, and of the hidden units' biases.
 #[cube]
+#[allow(clippy::manual_is_multiple_of)] // kernels have no such method
 fn write_weights(
     of_weights: &Array<Vector<f32, Const<4>>>,
     of_biases: &Array<Vector<f32, Const<4>>>,
