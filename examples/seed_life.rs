@@ -13,7 +13,7 @@ use kiln_ops::device;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Four seeds of which the first two live.
+/// Four seeds, of which the first of each block lives.
 const CONFIG: &str = r#"
 [data]
 sources = ["README.md", "docs"]
@@ -51,9 +51,9 @@ struct Says;
 
 impl Observer for Says {
     fn seed_stepped(&mut self, of: &SeedStep) {
-        let worth = of.gain.map_or(String::new(), |gain| format!(", worth {gain:.4} of loss"));
+        let gain = of.gain.map_or(String::new(), |gain| format!(", a gain of {gain:.4}"));
         let SeedStep { step, block, seed, from, to, .. } = of;
-        println!("step {step}: seed {seed} of block {block} goes from {from:?} to {to:?}{worth}");
+        println!("step {step}: seed {seed} of block {block} goes from {from:?} to {to:?}{gain}");
     }
 
     fn evaluated(&mut self, of: &Evaluation) {

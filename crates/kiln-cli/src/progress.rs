@@ -199,9 +199,14 @@ impl Observer for Progress {
     }
 
     fn seed_stepped(&mut self, seed: &SeedStep) {
-        let SeedStep { step, block, seed, from, to, gain } = *seed;
-        let gain = gain.map_or(String::new(), |gain| format!(", worth {gain:.4} of loss"));
-        let line = format!("step {step}: seed {block}.{seed} {from:?} -> {to:?}{gain}");
+        let SeedStep { step, block, seed, from, to, gain, reconstruction } = *seed;
+        let mut line = format!("step {step}: seed {block}.{seed} {from:?} -> {to:?}");
+        if let Some(gain) = gain {
+            line += &format!(", a gain of {gain:.4}");
+        }
+        if let Some(loss) = reconstruction {
+            line += &format!(", reconstruction loss {loss:.4}");
+        }
         self.printer.print(&line);
     }
 

@@ -87,8 +87,8 @@ impl Record {
         self
     }
 
-    /// The name of a value of a seed of a block: `state` (its code), `alpha`, or `gain`, by how much the validation loss is
-    /// lower with the seed than without.
+    /// The name of a value of a seed of a block: `state` (its code), `alpha`, `reconstruction`, the loss of its blueprint in
+    /// training, or `gain`, by how much the validation loss is lower with the seed than without.
     pub fn of_seed(block: usize, seed: usize, what: &str) -> String {
         format!("block{block}.seed{seed}.{what}")
     }

@@ -34,6 +34,8 @@ pub struct SeedStep {
     pub to: SeedState,
     /// By how much the validation loss is lower with the seed than without, if that was measured.
     pub gain: Option<f32>,
+    /// The loss of its blueprint, of a seed that was in training.
+    pub reconstruction: Option<f32>,
 }
 
 /// The lives of the seeds of each block that has some.
@@ -238,10 +240,13 @@ impl Trainer {
             let (from, (block, seed)) = (before[&at], at);
             if from != to {
                 let gain = gains.get(&at).copied();
-                observer.seed_stepped(&SeedStep { step, block, seed, from, to, gain });
+                let losses = reconstruction.get(&block).filter(|_| from == SeedState::Training);
+                let reconstruction = losses.map(|losses| losses[seed]);
+                let of = SeedStep { step, block, seed, from, to, gain, reconstruction };
+                observer.seed_stepped(&of);
             }
         }
-        self.log_seeds(garden, &gains)
+        self.log_seeds(garden, &gains, &reconstruction)
     }
 
     /// The norm of each MLP of each block.
@@ -286,6 +291,7 @@ impl Trainer {
         &mut self,
         garden: &Garden,
         gains: &BTreeMap<(usize, usize), f32>,
+        reconstruction: &BTreeMap<usize, Vec<f32>>,
     ) -> Result<(), TrainError> {
         let mut values: Vec<(String, f64)> = vec![];
         for (block, lifecycle) in &garden.lives {
@@ -301,6 +307,10 @@ impl Trainer {
                 value("alpha", f64::from(of.alpha));
                 if let Some(gain) = gains.get(&(*block, seed)) {
                     value("gain", f64::from(*gain));
+                }
+                let losses = reconstruction.get(block).map(|losses| losses[seed]);
+                if let Some(loss) = losses.filter(|_| of.state == SeedState::Training) {
+                    value("reconstruction", f64::from(loss));
                 }
             }
         }

@@ -58,6 +58,28 @@ struct Sizes {
     widest: usize,
 }
 
+/// Where the parts of an MLP begin.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Weights {
+    first: usize,
+    second: usize,
+    first_bias: usize,
+    second_bias: usize,
+}
+
+/// Those of an MLP.
+#[cube]
+fn weights(mlp: usize, widest: usize) -> Weights {
+    let first = mlp * (4 * widest + 3) * widest;
+    Weights {
+        first,
+        second: first + 2 * widest * widest,
+        first_bias: first + 4 * widest * widest,
+        second_bias: first + (4 * widest + 2) * widest,
+    }
+}
+
 /// What a backward makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Wanted {

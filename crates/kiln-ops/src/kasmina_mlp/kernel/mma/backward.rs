@@ -3,8 +3,9 @@
 //! What a cube has found of 128 rows goes through shared memory once more, since the gradients of weights are sums over
 //! rows: x, dy, the hidden units and their cotangents, of which each warp makes some rows of dW₁ or dW₂ᵀ.
 
-use super::super::units::weights;
-use super::super::{CubeTensor, LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share};
+use super::super::{
+    CubeTensor, LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share, weights,
+};
 use super::*;
 use crate::kasmina::backend::Blueprints;
 use crate::kasmina::kernel::mlp_of;

@@ -1,7 +1,6 @@
 //! The chunks of y.
 
-use super::super::units::weights;
-use super::super::{CubeTensor, Rows, Sizes, SizesLaunch, share};
+use super::super::{CubeTensor, Rows, Sizes, SizesLaunch, share, weights};
 use super::*;
 use crate::kasmina::backend::Blueprints;
 use crate::kasmina::kernel::mlp_of;

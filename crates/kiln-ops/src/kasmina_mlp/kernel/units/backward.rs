@@ -1,84 +1,13 @@
-//! MLPs on plain units: exact f32 arithmetic, any device.
-//!
-//! A cube takes some rows of its chunk at a time through shared memory, and a unit makes 4×4 of what comes next; weights
-//! are read where they are, since a cube's are few.
+//! The chunks of dx, and what the other gradients are made of.
 
-use super::{CubeTensor, LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share};
+use super::super::{LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share, weights};
+use super::{CubeTensor, Plan, load, product};
 use crate::kasmina::backend::Blueprints;
-use crate::kasmina::kernel::{Garden, MlpSeed, mlp_of};
+use crate::kasmina::kernel::{Garden, mlp_of};
 use crate::launch;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use cubecl::prelude::*;
-
-/// Bytes of shared memory of a cube at most.
-const SHARED: usize = 32 << 10;
-
-/// How a cube works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
-    units: u32,
-    /// Rows at a time, a multiple of 4.
-    rows: usize,
-    /// Features of a chunk at most, a multiple of 4.
-    width: usize,
-}
-
-impl Plan {
-    /// For chunks of up to `widest` features, with `tiles` numbers in shared memory for each row and feature.
-    fn new(client: &Client, widest: usize, tiles: usize) -> Self {
-        let hardware = &client.properties().hardware;
-        let width = widest.next_multiple_of(4);
-        let units = (if width <= 32 { 128 } else { 256 }).min(hardware.max_units_per_cube);
-        let shared = SHARED.min(hardware.max_shared_memory_size) / size_of::<f32>();
-        let rows = (shared.saturating_sub(units as usize) / (tiles * width)).min(32) / 4 * 4;
-        Self { units: 1 << units.ilog2(), rows: rows.max(4), width }
-    }
-
-    /// 4×4 of a gradient of weights that a unit has.
-    fn tiles(&self) -> usize {
-        (self.width * self.width / 8).div_ceil(self.units as usize)
-    }
-}
-
-/// 4×4 sums of rows of `left` from `row` on, `pitch` apart, times columns of weights from `column` on, of `columns`.
-#[cube]
-fn product<E: Float>(
-    left: &[f32],
-    row: usize,
-    #[comptime] pitch: usize,
-    depth: usize,
-    weights: &[E],
-    base: usize,
-    column: usize,
-    columns: usize,
-    // From one column of the weights to the next, and down one.
-    across: usize,
-    down: usize,
-) -> Array<f32> {
-    let mut sums = Array::<f32>::new(16usize);
-    #[unroll]
-    for i in 0..16usize {
-        sums[i] = 0.0f32;
-    }
-    for k in 0..depth {
-        let mut right = Array::<f32>::new(4usize);
-        #[unroll]
-        for j in 0..4usize {
-            let at = base + min(column + j, columns - 1) * across + k * down;
-            right[j] = f32::cast_from(weights[at]);
-        }
-        #[unroll]
-        for i in 0..4usize {
-            let value = left[(row + i) * pitch + k];
-            #[unroll]
-            for j in 0..4usize {
-                sums[comptime!(i * 4 + j)] = fma(value, right[j], sums[comptime!(i * 4 + j)]);
-            }
-        }
-    }
-    sums
-}
 
 /// Adds the products of two columns of tiles over their rows: 4 of `left` and 4 of `right`.
 #[cube]
@@ -108,120 +37,6 @@ fn add_rows(
                 sums[at] = fma(value, values[i], sums[at]);
             }
         }
-    }
-}
-
-/// Reads rows of a chunk into shared memory; zero past the last one.
-#[cube]
-fn load<E: Float>(
-    from: &[E],
-    to: &mut [f32],
-    stride: usize,
-    row: usize,
-    end: usize,
-    of: &MlpSeed,
-    #[comptime] plan: Plan,
-) {
-    let count = of.size * comptime!(plan.rows);
-    for at in range_stepped(UNIT_POS as usize, count, comptime!(plan.units as usize)) {
-        let r = at / of.size;
-        let c = at - r * of.size;
-        let mut value = f32::new(0.0);
-        if row + r < end {
-            value = f32::cast_from(from[(row + r) * stride + of.begin + c]);
-        }
-        to[r * comptime!(plan.width) + c] = value;
-    }
-}
-
-/// Where the parts of an MLP begin.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-pub(super) struct Weights {
-    pub(super) first: usize,
-    pub(super) second: usize,
-    pub(super) first_bias: usize,
-    pub(super) second_bias: usize,
-}
-
-/// Those of an MLP.
-#[cube]
-pub(super) fn weights(mlp: usize, widest: usize) -> Weights {
-    let first = mlp * (4 * widest + 3) * widest;
-    Weights {
-        first,
-        second: first + 2 * widest * widest,
-        first_bias: first + 4 * widest * widest,
-        second_bias: first + (4 * widest + 2) * widest,
-    }
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn forward_kernel<E: Float, W: Float, I: Int>(
-    x: &[E],
-    garden: &Garden<W, I>,
-    mlps: &[E],
-    y: &mut [E],
-    sizes: Sizes,
-    #[comptime] plan: Plan,
-    #[define(E, W, I)] _dtypes: [ElemType; 3],
-) {
-    let (width, units) = comptime!((plan.width, plan.units as usize));
-    let part = CUBE_POS / garden.seeds;
-    let of = mlp_of::<W, I>(garden, CUBE_POS - part * garden.seeds, sizes.mlps);
-    let at = weights(of.mlp, sizes.widest);
-    let mut xs = Shared::<[f32]>::new_slice(comptime!(plan.rows * width));
-    let mut hidden = Shared::<[f32]>::new_slice(comptime!(plan.rows * 2 * width));
-    let end = min((part + 1) * sizes.share, sizes.rows);
-    let first = select(of.contributes, part * sizes.share, end);
-    for row in range_stepped(first, end, comptime!(plan.rows)) {
-        load::<E>(x, &mut xs, sizes.x, row, end, &of, plan);
-        sync_cube();
-        let across = (2 * of.size).div_ceil(4);
-        for tile in range_stepped(UNIT_POS as usize, across * comptime!(plan.rows / 4), units) {
-            let (r, c) = (tile / across * 4, tile % across * 4);
-            let wide = 2 * of.size;
-            let step = sizes.widest;
-            let sums = product::<E>(&xs, r, width, of.size, mlps, at.first, c, wide, step, 1usize);
-            #[unroll]
-            for j in 0..4usize {
-                if c + j < wide {
-                    let bias = f32::cast_from(mlps[at.first_bias + c + j]);
-                    #[unroll]
-                    for i in 0..4usize {
-                        let sum = sums[comptime!(i * 4 + j)] + bias;
-                        let relu = select(sum <= 0.0, f32::new(0.0), sum);
-                        hidden[(r + i) * comptime!(2 * width) + c + j] = relu;
-                    }
-                }
-            }
-        }
-        sync_cube();
-        let across = of.size.div_ceil(4);
-        for tile in range_stepped(UNIT_POS as usize, across * comptime!(plan.rows / 4), units) {
-            let (r, c) = (tile / across * 4, tile % across * 4);
-            let (deep, step) = (2 * of.size, sizes.widest);
-            let pitch = comptime!(2 * width);
-            let sums =
-                product::<E>(&hidden, r, pitch, deep, mlps, at.second, c, of.size, 1usize, step);
-            #[unroll]
-            for j in 0..4usize {
-                if c + j < of.size {
-                    let bias = f32::cast_from(mlps[at.second_bias + c + j]);
-                    #[unroll]
-                    for i in 0..4usize {
-                        if row + r + i < end {
-                            let out = sums[comptime!(i * 4 + j)] + bias;
-                            let x = xs[(r + i) * width + c + j];
-                            let value = (1.0 - of.alpha) * x + of.alpha * out;
-                            y[(row + r + i) * garden.features + of.begin + c + j] =
-                                E::cast_from(value);
-                        }
-                    }
-                }
-            }
-        }
-        sync_cube();
     }
 }
 
@@ -421,38 +236,9 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
     }
 }
 
-/// Blends the MLPs of seeds into their chunks of `y`.
-pub(super) fn forward(x: Rows, of: Blueprints<CubeBackend>, mlps: CubeTensor, y: &CubeTensor) {
-    let (client, dtype) = (y.client.clone(), y.dtype);
-    let ([seeds, ..], [count, _, widest]) = (of.sizes(), mlps.meta.shape().dims());
-    let plan = Plan::new(&client, widest, 3);
-    let share_of = |rows| share(&client, rows, seeds, plan.rows, usize::MAX);
-    let (rows, share) = (x.rows, share_of(x.rows));
-    let parts = rows.div_ceil(share);
-    let address = launch::address_type(&[&x.tensor, y, &mlps, &of.rows]);
-    launch::plans::note("kasmina_mlp on plain units", &(&plan, address), &[("parts", parts > 1)]);
-    let types = of.types(dtype);
-    // SAFETY: rows, features and hidden units are looked at before every read and write, seeds follow from cubes.
-    unsafe {
-        forward_kernel::launch_unchecked(
-            &client,
-            launch::grid(&client, seeds * parts),
-            CubeDim::new_1d(plan.units),
-            address,
-            x.tensor.into_buffer_arg(),
-            of.garden(),
-            mlps.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            SizesLaunch::new(rows, share, parts, x.stride, 0, count, widest),
-            plan,
-            types,
-        );
-    }
-}
-
 /// Writes the chunks of `dx` that MLPs are blended into. Returns what the other gradients are made of, if `sums`, and how
 /// many MLPs there are of how many features.
-pub(super) fn backward(
+pub(in super::super) fn backward(
     x: Rows,
     dy: Rows,
     of: Blueprints<CubeBackend>,
