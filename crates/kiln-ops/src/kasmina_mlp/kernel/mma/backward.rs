@@ -107,6 +107,104 @@ fn add_rows(
     }
 }
 
+/// Adds 128 rows to a warp's part of the gradients of weights.
+#[cube]
+fn add_weights(
+    of_weights: &mut Array<Vector<f32, Const<4>>>,
+    of_biases: &mut Array<Vector<f32, Const<4>>>,
+    base: u32,
+    warp: usize,
+    #[comptime] layout: Layout,
+    #[comptime] float: Float16,
+) {
+    #[unroll]
+    for part in 0..layout.parts() {
+        // The first warps have dW₁, of the cotangents and x; the others dW₂ᵀ, of the hidden units and dy.
+        let of_first = warp < comptime!(WARPS / 2);
+        let hidden = select(
+            of_first,
+            comptime!(layout.hidden(1) as u32).runtime(),
+            comptime!(layout.hidden(0) as u32).runtime(),
+        );
+        let features = select(
+            of_first,
+            comptime!(layout.features(0) as u32).runtime(),
+            comptime!(layout.features(1) as u32).runtime(),
+        );
+        let from = (warp as u32 % comptime!((WARPS / 2) as u32)
+            + comptime!((part * WARPS / 2) as u32))
+            * 16;
+        let first = comptime!(part * layout.width / 8);
+        add_rows(
+            of_weights,
+            first,
+            of_biases,
+            part,
+            base + hidden,
+            from,
+            base + features,
+            layout,
+            float,
+        );
+    }
+}
+
+/// Writes what the warps of a cube have found of alpha, and of the outputs' bias.
+#[cube]
+fn write_found(
+    of_alpha: f32,
+    of_outputs: &mut Array<f32>,
+    left: &mut [f32],
+    to: usize,
+    record: usize,
+    warp: usize,
+    lane: usize,
+    of: &MlpSeed,
+    widest: usize,
+    #[comptime] plan: Plan,
+) {
+    let width = comptime!(plan.width);
+    // What warps have found of alpha and of the outputs' bias.
+    let mut found = Shared::<[f32]>::new_slice(comptime!(WARPS * (width + 1)));
+    let mut alpha = Array::<f32>::new(1usize);
+    alpha[0] = of_alpha;
+    #[unroll]
+    for level in 0..5u32 {
+        let step = comptime!(1u32 << level);
+        alpha[0] += shuffle(alpha[0], step, Shuffle::Xor, true);
+    }
+    if lane == 0 {
+        found[warp * comptime!(width + 1) + width] = alpha[0];
+    }
+    #[unroll]
+    for i in 0..comptime!(8 * plan.groups()) {
+        #[unroll]
+        for level in 2..5u32 {
+            let step = comptime!(1u32 << level);
+            of_outputs[i] += shuffle(of_outputs[i], step, Shuffle::Xor, true);
+        }
+        if lane < 4 {
+            let column = comptime!(i / 8 * 32 + i % 8) + lane * 8;
+            found[warp * comptime!(width + 1) + column] = of_outputs[i];
+        }
+    }
+    sync_cube();
+    let unit = UNIT_POS as usize;
+    if unit <= width {
+        let mut sum = f32::new(0.0);
+        #[unroll]
+        for warp in 0..WARPS {
+            sum += found[comptime!(warp * (width + 1)) + unit];
+        }
+        let base = weights(0usize, widest);
+        if unit == width {
+            left[to + record - 1] = sum;
+        } else if unit < of.size && of.trains {
+            left[to + base.second_bias + unit] = of.alpha * sum;
+        }
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<E: Float, W: Float, I: Int>(
     x: &[E],
@@ -254,36 +352,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
             }
             if comptime!(wanted.sums) && of.trains {
                 sync_cube();
-                #[unroll]
-                for part in 0..parts {
-                    // The first warps have dW₁, of the cotangents and x; the others dW₂ᵀ, of the hidden units and dy.
-                    let of_first = warp < comptime!(WARPS / 2);
-                    let hidden = select(
-                        of_first,
-                        comptime!(layout.hidden(1) as u32).runtime(),
-                        comptime!(layout.hidden(0) as u32).runtime(),
-                    );
-                    let features = select(
-                        of_first,
-                        comptime!(layout.features(0) as u32).runtime(),
-                        comptime!(layout.features(1) as u32).runtime(),
-                    );
-                    let from = (warp as u32 % comptime!((WARPS / 2) as u32)
-                        + comptime!((part * WARPS / 2) as u32))
-                        * 16;
-                    let first = comptime!(part * width / 8);
-                    add_rows(
-                        &mut of_weights,
-                        first,
-                        &mut of_biases,
-                        part,
-                        base + hidden,
-                        from,
-                        base + features,
-                        layout,
-                        plan.float,
-                    );
-                }
+                add_weights(&mut of_weights, &mut of_biases, base, warp, layout, plan.float);
                 sync_cube();
             }
             #[unroll]
@@ -294,45 +363,18 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
         }
         if comptime!(wanted.sums) {
             let to = (place.part * garden.seeds + place.seed) * record;
-            // What warps have found of alpha and of the outputs' bias.
-            let mut found = Shared::<[f32]>::new_slice(comptime!(WARPS * (width + 1)));
-            let mut alpha = Array::<f32>::new(1usize);
-            alpha[0] = of_alpha;
-            #[unroll]
-            for level in 0..5u32 {
-                let step = comptime!(1u32 << level);
-                alpha[0] += shuffle(alpha[0], step, Shuffle::Xor, true);
-            }
-            if lane == 0 {
-                found[warp * comptime!(width + 1) + width] = alpha[0];
-            }
-            #[unroll]
-            for i in 0..comptime!(8 * groups) {
-                #[unroll]
-                for level in 2..5u32 {
-                    let step = comptime!(1u32 << level);
-                    of_outputs[i] += shuffle(of_outputs[i], step, Shuffle::Xor, true);
-                }
-                if lane < 4 {
-                    let column = comptime!(i / 8 * 32 + i % 8) + lane * 8;
-                    found[warp * comptime!(width + 1) + column] = of_outputs[i];
-                }
-            }
-            sync_cube();
-            let unit = UNIT_POS as usize;
-            if unit <= width {
-                let mut sum = f32::new(0.0);
-                #[unroll]
-                for warp in 0..WARPS {
-                    sum += found[comptime!(warp * (width + 1)) + unit];
-                }
-                let base = weights(0usize, sizes.widest);
-                if unit == width {
-                    left[to + record - 1] = sum;
-                } else if unit < of.size && of.trains {
-                    left[to + base.second_bias + unit] = of.alpha * sum;
-                }
-            }
+            write_found(
+                of_alpha,
+                &mut of_outputs,
+                left,
+                to,
+                record,
+                warp,
+                lane,
+                &of,
+                sizes.widest,
+                plan,
+            );
             if of.trains {
                 write_weights(&of_weights, &of_biases, left, to, &of, sizes.widest, layout);
             }

@@ -3,7 +3,7 @@
 use super::super::{LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share, weights};
 use super::{CubeTensor, Plan, load, product};
 use crate::kasmina::backend::Blueprints;
-use crate::kasmina::kernel::{Garden, mlp_of};
+use crate::kasmina::kernel::{Garden, MlpSeed, mlp_of};
 use crate::launch;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -35,6 +35,133 @@ fn add_rows(
             for i in 0..4usize {
                 let at = comptime!(first + j * 4 + i);
                 sums[at] = fma(value, values[i], sums[at]);
+            }
+        }
+    }
+}
+
+/// (1 − alpha)·dy + alpha·W₁ᵀ·d of some rows of a chunk.
+#[cube]
+fn store<E: Float>(
+    dhidden: &[f32],
+    dys: &[f32],
+    mlps: &[E],
+    dx: &mut [E],
+    first: usize,
+    step: usize,
+    row: usize,
+    end: usize,
+    features: usize,
+    of: &MlpSeed,
+    #[comptime] plan: Plan,
+) {
+    let across = of.size.div_ceil(4);
+    for tile in range_stepped(
+        UNIT_POS as usize,
+        across * comptime!(plan.rows / 4),
+        comptime!(plan.units as usize),
+    ) {
+        let (r, c) = (tile / across * 4, tile % across * 4);
+        let sums = product::<E>(
+            dhidden,
+            r,
+            comptime!(2 * plan.width),
+            2 * of.size,
+            mlps,
+            first,
+            c,
+            of.size,
+            1usize,
+            step,
+        );
+        #[unroll]
+        for j in 0..4usize {
+            if c + j < of.size {
+                #[unroll]
+                for i in 0..4usize {
+                    if row + r + i < end {
+                        let d = dys[(r + i) * comptime!(plan.width) + c + j];
+                        let back = sums[comptime!(i * 4 + j)];
+                        let value = (1.0 - of.alpha) * d + of.alpha * back;
+                        dx[(row + r + i) * features + of.begin + c + j] = E::cast_from(value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds some rows to a unit's part of the gradients of weights.
+#[cube]
+fn add_weights(
+    of_first: &mut Array<f32>,
+    of_second: &mut Array<f32>,
+    hidden: &[f32],
+    dhidden: &[f32],
+    xs: &[f32],
+    dys: &[f32],
+    of: &MlpSeed,
+    #[comptime] plan: Plan,
+) {
+    #[unroll]
+    for t in 0..plan.tiles() {
+        let tile = UNIT_POS as usize + comptime!(t * plan.units as usize);
+        let (j, i) = (tile / comptime!(plan.width / 4) * 4, tile % comptime!(plan.width / 4) * 4);
+        if j < 2 * of.size && i < of.size {
+            let first = comptime!(16 * t);
+            add_rows(
+                of_first,
+                first,
+                dhidden,
+                j,
+                comptime!(2 * plan.width),
+                xs,
+                i,
+                plan.width,
+                plan.rows,
+            );
+            add_rows(
+                of_second,
+                first,
+                hidden,
+                j,
+                comptime!(2 * plan.width),
+                dys,
+                i,
+                plan.width,
+                plan.rows,
+            );
+        }
+    }
+}
+
+/// Writes a unit's part of the gradients of weights.
+#[cube]
+fn write_weights(
+    of_first: &Array<f32>,
+    of_second: &Array<f32>,
+    left: &mut [f32],
+    to: usize,
+    step: usize,
+    second: usize,
+    of: &MlpSeed,
+    #[comptime] plan: Plan,
+) {
+    #[unroll]
+    for t in 0..plan.tiles() {
+        let tile = UNIT_POS as usize + comptime!(t * plan.units as usize);
+        let j0 = tile / comptime!(plan.width / 4) * 4;
+        let i0 = tile % comptime!(plan.width / 4) * 4;
+        #[unroll]
+        for j in 0..4usize {
+            #[unroll]
+            for i in 0..4usize {
+                if j0 + j < 2 * of.size && i0 + i < of.size {
+                    let place = to + (j0 + j) * step + i0 + i;
+                    let from = comptime!(16 * t + 4 * j + i);
+                    left[place] = of.alpha * of_first[from];
+                    left[place + second] = of.alpha * of_second[from];
+                }
             }
         }
     }
@@ -120,60 +247,22 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
         }
         sync_cube();
         if comptime!(wanted.x) {
-            let across = of.size.div_ceil(4);
-            for tile in range_stepped(unit, across * comptime!(plan.rows / 4), units) {
-                let (r, c) = (tile / across * 4, tile % across * 4);
-                let sums = product::<E>(
-                    &dhidden, r, wide_pitch, wide, mlps, at.first, c, of.size, 1usize, step,
-                );
-                #[unroll]
-                for j in 0..4usize {
-                    if c + j < of.size {
-                        #[unroll]
-                        for i in 0..4usize {
-                            if row + r + i < end {
-                                let d = dys[(r + i) * width + c + j];
-                                let back = sums[comptime!(i * 4 + j)];
-                                let value = (1.0 - of.alpha) * d + of.alpha * back;
-                                dx[(row + r + i) * garden.features + of.begin + c + j] =
-                                    E::cast_from(value);
-                            }
-                        }
-                    }
-                }
-            }
+            store::<E>(
+                &dhidden,
+                &dys,
+                mlps,
+                dx,
+                at.first,
+                step,
+                row,
+                end,
+                garden.features,
+                &of,
+                plan,
+            );
         }
         if comptime!(wanted.sums) && of.trains {
-            #[unroll]
-            for t in 0..tiles {
-                let tile = unit + comptime!(t * units);
-                let (j, i) = (tile / comptime!(width / 4) * 4, tile % comptime!(width / 4) * 4);
-                if j < wide && i < of.size {
-                    let first = comptime!(16 * t);
-                    add_rows(
-                        &mut of_first,
-                        first,
-                        &dhidden,
-                        j,
-                        wide_pitch,
-                        &xs,
-                        i,
-                        width,
-                        plan.rows,
-                    );
-                    add_rows(
-                        &mut of_second,
-                        first,
-                        &hidden,
-                        j,
-                        wide_pitch,
-                        &dys,
-                        i,
-                        width,
-                        plan.rows,
-                    );
-                }
-            }
+            add_weights(&mut of_first, &mut of_second, &hidden, &dhidden, &xs, &dys, &of, plan);
             if unit < wide {
                 for r in 0..plan.rows {
                     of_first_bias += dhidden[r * wide_pitch + unit];
@@ -207,24 +296,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
             }
             if of.trains {
                 let base = weights(0usize, sizes.widest);
-                #[unroll]
-                for t in 0..tiles {
-                    let tile = unit + comptime!(t * units);
-                    let j0 = tile / comptime!(width / 4) * 4;
-                    let i0 = tile % comptime!(width / 4) * 4;
-                    #[unroll]
-                    for j in 0..4usize {
-                        #[unroll]
-                        for i in 0..4usize {
-                            if j0 + j < wide && i0 + i < of.size {
-                                let place = to + (j0 + j) * step + i0 + i;
-                                let from = comptime!(16 * t + 4 * j + i);
-                                left[place] = of.alpha * of_first[from];
-                                left[place + base.second] = of.alpha * of_second[from];
-                            }
-                        }
-                    }
-                }
+                write_weights(&of_first, &of_second, left, to, step, base.second, &of, plan);
                 if unit < wide {
                     left[to + base.first_bias + unit] = of.alpha * of_first_bias;
                 }
