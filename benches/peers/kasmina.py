@@ -1,5 +1,5 @@
 """The Kasmina layer in PyTorch, as `kiln bench kasmina` times it: chunk by chunk, as its source has it, and the formula over
-all features at once (eager, torch.compile).
+all features at once, each eager and with torch.compile.
 
     python3 benches/peers/kasmina.py --shapes small --json peers.json
 
@@ -43,8 +43,39 @@ def formula(case):
     return layer
 
 
-def loop(case):
-    """One seed after another. The states are known on the host, those of the first set of inputs."""
+def moments(part):
+    variance, mean = torch.var_mean(part.detach().float(), correction=0)
+    return mean, variance
+
+
+def blended(part, w, a, kind):
+    """The chunk of a seed that contributes, and its mean and variance."""
+    p, w, a = part.float(), w.float(), a.float()
+    if kind == 0:
+        y = p * (1 + a * (w - 1))
+    elif kind == 1:
+        y = w * p
+    elif kind == 2:
+        y = p + a * w
+    else:
+        y = (1 - a) * p + a * w
+    return (y.to(part.dtype), *moments(part))
+
+
+def compiled(function):
+    """By itself for each kind of blend and each size of chunk."""
+    torch._dynamo.config.recompile_limit = 64
+    return torch.compile(function, dynamic=False)
+
+
+def joined(chunks):
+    ys, means, variances = zip(*chunks)
+    return torch.cat(ys, 1), torch.stack(means), torch.stack(variances)
+
+
+def loops(case):
+    """One seed after another, eager and each chunk compiled. What seeds are is known on the host, from the first set of
+    inputs."""
     of, known = sizes(case), []
 
     def prepare(x, alpha, blueprints, lifecycle, blueprint_id, blend):
@@ -52,39 +83,34 @@ def loop(case):
             known.extend(zip(lifecycle.tolist(), blueprint_id.tolist(), blend.tolist()))
         return x, alpha, blueprints
 
-    def layer(x, alpha, blueprints):
-        parts, means, variances = [], [], []
-        begin = 0
-        for seed, (size, (state, row, kind)) in enumerate(zip(of, known)):
-            part = x[:, begin : begin + size]
-            variance, mean = torch.var_mean(part.detach().float(), correction=0)
-            means.append(mean)
-            variances.append(variance)
-            if GRAFTING <= state <= FOSSILIZED:
-                w, a = blueprints[row, begin : begin + size].float(), alpha[seed].float()
-                w = w if state in (GRAFTING, FINE_TUNING) else w.detach()
-                blends = (
-                    lambda p: p * (1 + a * (w - 1)),
-                    lambda p: w * p,
-                    lambda p: p + a * w,
-                    lambda p: (1 - a) * p + a * w,
-                )
-                part = blends[kind](part.float()).to(x.dtype)
-            parts.append(part)
-            begin += size
-        return torch.cat(parts, 1), torch.stack(means), torch.stack(variances)
+    def of_chunks(moments, blended):
+        def layer(x, alpha, blueprints):
+            found = []
+            parts = zip(x.split(of, 1), blueprints.split(of, 1), alpha.unbind(), known)
+            for part, rows, a, (state, row, kind) in parts:
+                if GRAFTING <= state <= FOSSILIZED:
+                    w = rows[row] if state in (GRAFTING, FINE_TUNING) else rows[row].detach()
+                    found.append(blended(part, w, a, kind))
+                else:
+                    found.append((part, *moments(part)))
+            return joined(found)
 
-    return layer, prepare
+        return layer
+
+    return {
+        "torch loop": in_loop(of_chunks(moments, blended), prepare, of),
+        "torch.compile loop": in_loop(of_chunks(compiled(moments), compiled(blended)), prepare, of),
+    }
+
+
+def in_loop(layer, prepare, sizes):
+    """Recorded, a call has thousands of launches: not too many calls."""
+    return peers.Peer(layer, prepare=prepare, calls=max(1, 4000 // len(sizes)))
 
 
 def of(case):
     found = {name: peers.Peer(f) for name, f in peers.torches(formula(case)).items()}
-    layer, prepare = loop(case)
-    found["torch loop"] = peers.Peer(layer, prepare=prepare)
-    # The compiler unrolls it: minutes for many seeds.
-    if len(sizes(case)) <= 200:
-        found["torch.compile loop"] = peers.Peer(torch.compile(layer), prepare=prepare)
-    return found
+    return found | loops(case)
 
 
 if __name__ == "__main__":

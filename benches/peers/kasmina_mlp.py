@@ -80,37 +80,29 @@ def batched(case, known, product):
     return layer
 
 
-def loop(case, known):
+def blended(part, mlp, a):
+    """The chunk of a seed that blends an MLP, and its mean and variance."""
+    w1, b1, w2, b2 = parts(mlp)
+    hidden = F.relu(F.linear(part, w1, b1))
+    y = (1 - a.float()) * part + a.float() * (hidden @ w2 + b2)
+    return (y.to(part.dtype), *kasmina.moments(part))
+
+
+def loop(known, moments, of_row, of_mlp):
     """One seed after another."""
 
     def layer(x, alpha, blueprints, lifecycle, blueprint_id, blend, mlps):
-        ys, means, variances = [], [], []
-        begin = 0
-        for seed, (size, (state, row, kind)) in enumerate(zip(known.sizes, known.seeds)):
-            part = x[:, begin : begin + size]
-            variance, mean = torch.var_mean(part.detach().float(), correction=0)
-            means.append(mean)
-            variances.append(variance)
-            if kasmina.GRAFTING <= state <= kasmina.FOSSILIZED:
-                a = alpha[seed].float()
-                own = mlps[row] if kind == MLP else blueprints[row, begin : begin + size].float()
-                own = own if known.trains((state, row, kind)) else own.detach()
-                if kind == MLP:
-                    w1, b1, w2, b2 = parts(own)
-                    hidden = F.relu(F.linear(part, w1, b1))
-                    part = ((1 - a) * part + a * (hidden @ w2 + b2)).to(x.dtype)
-                else:
-                    p = part.float()
-                    blends = (
-                        lambda: p * (1 + a * (own - 1)),
-                        lambda: own * p,
-                        lambda: p + a * own,
-                        lambda: (1 - a) * p + a * own,
-                    )
-                    part = blends[kind]().to(x.dtype)
-            ys.append(part)
-            begin += size
-        return torch.cat(ys, 1), torch.stack(means), torch.stack(variances)
+        found = []
+        parts = zip(x.split(known.sizes, 1), blueprints.split(known.sizes, 1), alpha.unbind(), known.seeds)
+        every = mlps.unbind()
+        for part, rows, a, (state, row, kind) in parts:
+            if not kasmina.GRAFTING <= state <= kasmina.FOSSILIZED:
+                found.append((part, *moments(part)))
+                continue
+            own = every[row] if kind == MLP else rows[row]
+            own = own if known.trains((state, row, kind)) else own.detach()
+            found.append(of_mlp(part, own, a) if kind == MLP else of_row(part, own, a, kind))
+        return kasmina.joined(found)
 
     return layer
 
@@ -126,10 +118,12 @@ def of(case):
         if known.sizes[0] % 8 == 0:
             grouped = batched(case, known, lambda a, b: torch._grouped_mm(a.contiguous(), b))
             found["torch _grouped_mm"] = peer(grouped)
-    found["torch loop"] = peer(loop(case, known))
-    if len(known.sizes) <= 200:
-        found["torch.compile loop"] = peer(torch.compile(loop(case, known)))
-    return found
+    of_chunk = kasmina.moments, kasmina.blended, blended
+    loops = {
+        "torch loop": loop(known, *of_chunk),
+        "torch.compile loop": loop(known, *map(kasmina.compiled, of_chunk)),
+    }
+    return found | {name: kasmina.in_loop(f, known.prepare, known.sizes) for name, f in loops.items()}
 
 
 if __name__ == "__main__":

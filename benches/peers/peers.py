@@ -63,6 +63,8 @@ class Peer:
     writes: bool = False
     # Whether to try to record it: where that fails inside a library, the stream may be of no more use.
     records: bool = True
+    # The most calls that are recorded, and sets of inputs, where each call is thousands of launches.
+    calls: typing.Optional[int] = None
     # Instead of `run`, for a library that launches on a stream of its own, which cannot be recorded. Of all sets of
     # inputs it makes a function that goes through them once and returns when that is done: in as few launches as it
     # can, as the host's time for them counts.
@@ -273,14 +275,15 @@ def time_together(peers, which, sets, cotangents, rounds):
                 rows[name] = {"recorded": False, "peak_mib": None}
                 runs.append((run, len(sets), times, Call(run), []))
                 continue
-            call = make(peer, which, sets, cotangents)
+            own = sets[: peer.calls]
+            call = make(peer, which, own, cotangents)
             repeat(call, 3)
             peak = peak_mib(call)
             few = burst(lambda: repeat(call, 3)) / 3
             # A burst that went through a part of the sets would find that part in the cache.
-            length = max(len(sets), min(CALLS, int(BURST_MS / max(1e-4, few))))
+            length = max(len(own), min(peer.calls or CALLS, int(BURST_MS / max(1e-4, few))))
             length = max(1, min(length, int(LONGEST_MS / max(1e-4, few))))
-            length = len(sets) if call.restore else length
+            length = len(own) if call.restore else length
             # What is recorded reads the inputs and graphs of `call`, which have to stay.
             run, recorded = record(call, length, pool) if peer.records else one_by_one(call, length)
             # Recorded calls are repeated to fill a burst, unless they write over their inputs.

@@ -40,7 +40,7 @@ pub struct Part {
 
 /// What a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Numbers {
     /// Normal numbers.
     Normal {

@@ -212,7 +212,10 @@ impl Operator for Row {
         let weights = row + elements(case, MLPS) * size;
         (
             Work { bytes: 2.0 * n * size + weights, flops: share * 8.0 * n * s },
-            Work { bytes: 3.0 * n * size + weights + tables, flops: share * 20.0 * n * s },
+            Work {
+                bytes: (2.0 + 5.0 / 11.0) * n * size + weights + tables,
+                flops: share * 20.0 * n * s,
+            },
         )
     }
 }

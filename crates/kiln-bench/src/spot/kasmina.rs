@@ -2,12 +2,23 @@
 
 use super::{ROWS, Spot};
 use crate::host;
+use burn::tensor::Tensor;
 use kiln_ops::kasmina::{Blend, SeedState, chunk, oracle};
+use rayon::prelude::*;
 
 /// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each.
 const MOST: usize = 1 << 22;
 /// Seeds that are looked at.
 const SEEDS: usize = 6;
+
+/// What a seed sees.
+struct Chunk {
+    seed: usize,
+    columns: Vec<usize>,
+    x: Vec<f64>,
+    /// Of a backward.
+    dy: Option<Vec<f64>>,
+}
 
 /// Compares some seeds with the oracle: y or dx at some rows, what is a sum over rows as a whole.
 pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
@@ -32,19 +43,31 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
     chosen.extend(contributing.filter_map(first));
     chosen.sort_unstable();
     chosen.dedup();
-    for seed in chosen {
-        let columns = chunk(seed, features, seeds);
-        let size = columns.len();
-        if count * size > MOST {
-            return Err(format!("not checked: seed {seed} has {} elements", count * size));
+    let dy = match spot.backward() {
+        true => Some(spot.cotangents[0].clone().reshape([count, features])),
+        false => None,
+    };
+    let cut = |of: &Tensor<2>, columns: &[usize]| {
+        host::download(&of.clone().narrow(1, columns[0], columns.len()))
+    };
+    let read = |seed: usize| -> Result<Chunk, String> {
+        let columns: Vec<usize> = chunk(seed, features, seeds).collect();
+        let elements = count * columns.len();
+        if elements > MOST {
+            return Err(format!("not checked: seed {seed} has {elements} elements"));
         }
-        let columns: Vec<usize> = columns.collect();
-        let cut = |of: burn::tensor::Tensor<2>| host::download(&of.narrow(1, columns[0], size));
-        let x = spot.numbers(&cut(x.clone())?);
+        let dy = dy.as_ref().map(|dy| cut(dy, &columns)).transpose()?;
+        Ok(Chunk { seed, x: cut(&x, &columns)?, dy, columns })
+    };
+    let chunks = chosen.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    // What it should be takes the oracle seconds.
+    let expected = |of: &Chunk| {
+        let (seed, size) = (of.seed, of.columns.len());
         let rows_of = blueprints.chunks_exact(features);
         let own: Vec<f64> =
-            rows_of.flat_map(|row| columns.iter().map(|column| row[*column])).collect();
-        let (own, alpha) = (spot.numbers(&own), spot.numbers(&alpha[seed..seed + 1]));
+            rows_of.flat_map(|row| of.columns.iter().map(|column| row[*column])).collect();
+        let (x, own) = (spot.numbers(&of.x), spot.numbers(&own));
+        let alpha = spot.numbers(&alpha[seed..seed + 1]);
         let call = oracle::Call {
             x: &x,
             blueprints: &own,
@@ -54,23 +77,26 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
             blend: &blend[seed..seed + 1],
             features: size,
         };
-        let at_rows = |of: &[kiln_ops::oracle::Bounded]| {
-            rows.iter()
-                .flat_map(|row| of[row * size..(row + 1) * size].to_vec())
-                .collect::<Vec<_>>()
+        let mut found = match &of.dy {
+            None => {
+                let outputs = oracle::forward(&call);
+                [outputs.y, outputs.mean, outputs.variance]
+            }
+            Some(dy) => oracle::backward(&call, &spot.numbers(dy)),
         };
-        if !spot.backward() {
-            let outputs = oracle::forward(&call);
-            spot.compare(0, &rows, &columns, &at_rows(&outputs.y))?;
-            spot.compare(1, &[0], &[seed], &outputs.mean)?;
-            spot.compare(2, &[0], &[seed], &outputs.variance)?;
-            continue;
+        let at = |row: &usize| found[0][row * size..(row + 1) * size].to_vec();
+        found[0] = rows.iter().flat_map(at).collect();
+        found
+    };
+    let expected: Vec<_> = chunks.par_iter().map(expected).collect();
+    for (Chunk { seed, columns, dy, .. }, [first, second, third]) in chunks.iter().zip(&expected) {
+        // y or dx; the mean or the gradient of alpha.
+        spot.compare(0, &rows, columns, first)?;
+        spot.compare(1, &[0], &[*seed], second)?;
+        match dy {
+            None => spot.compare(2, &[0], &[*seed], third)?,
+            Some(_) => spot.compare(2, &table, columns, third)?,
         }
-        let dy = cut(spot.cotangents[0].clone().reshape([count, features]))?;
-        let [dx, dalpha, dblueprints] = oracle::backward(&call, &spot.numbers(&dy));
-        spot.compare(0, &rows, &columns, &at_rows(&dx))?;
-        spot.compare(1, &[0], &[seed], &dalpha)?;
-        spot.compare(2, &table, &columns, &dblueprints)?;
     }
     Ok(())
 }

@@ -74,14 +74,14 @@ impl KasminaOps for CubeBackend {
         x: FloatTensor<Self>,
         of: Blueprints<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let [y, mean, variance] = kernel::forward(OP, x, of);
+        let [y, mean, variance] = kernel::forward(OP, x, of, false);
         (y, mean, variance)
     }
 }
 
 impl KasminaGradOps for CubeBackend {
     fn kasmina_backward(of: Backward<Self>) -> (Maybe<Self>, Maybe<Self>, Maybe<Self>) {
-        let [dx, dalpha, dblueprints] = kernel::backward(OP, of).map(Maybe::from);
+        let [dx, dalpha, dblueprints] = kernel::backward(OP, of, false).map(Maybe::from);
         (dx, dalpha, dblueprints)
     }
 }

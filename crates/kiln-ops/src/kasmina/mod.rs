@@ -17,8 +17,8 @@
 //! Source: `kasmina` of tachyon-beep/esper (morphogenetic layers), whose kernels had no backward and left features
 //! unwritten; defined anew here.
 //!
-//! Bytes that must move, for M rows of s bytes an element: forward 2·M·H·s (x in, y out), backward 3·M·H·s (x and dy in,
-//! dx out). A handful of operations an element, so memory decides.
+//! Bytes that must move, for M rows of s bytes an element: forward 2·M·H·s (x in, y out), backward 2·M·H·s (dy in, dx out)
+//! and x in the chunks of seeds that contribute. A handful of operations an element, so memory decides.
 
 #[cfg(feature = "cube")]
 pub mod backend;

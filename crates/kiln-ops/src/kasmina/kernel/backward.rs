@@ -17,6 +17,8 @@ struct Wanted {
     x: bool,
     /// The sums that the other gradients are made of.
     sums: bool,
+    /// Somebody else sees to chunks with MLPs.
+    mlps: bool,
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -39,16 +41,26 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
         held_x = load::<E, N>(x, sizes.x, &place, 0, plan);
     }
     let mut by = Vector::<f32, N>::new(1.0f32);
-    if comptime!(wanted.x) {
-        let mut seed = seed_of::<W, I>(garden, place.at * N::value());
-        #[unroll]
-        for i in 0..N::value() {
-            let at = place.at * N::value() + i;
-            if comptime!(i > 0) {
-                seed = seed_after::<W, I>(garden, at, seed);
-            }
-            by.insert(i, factor(&feature::<W, I>(garden, at, seed)));
+    // Nobody wants sums of x·dy where no row is blended in, and nothing at all where all is blended with an MLP.
+    let mut blended = comptime!(false).runtime();
+    let mut own = comptime!(!wanted.mlps).runtime();
+    let mut seed = seed_of::<W, I>(garden, place.at * N::value());
+    #[unroll]
+    for i in 0..N::value() {
+        let at = place.at * N::value() + i;
+        if comptime!(i > 0) {
+            seed = seed_after::<W, I>(garden, at, seed);
         }
+        let of = feature::<W, I>(garden, at, seed);
+        by.insert(i, factor(&of));
+        blended = blended || of.contributes;
+        if comptime!(wanted.mlps) {
+            own = own || !of.mlp;
+        }
+    }
+    let writes = own && place.own;
+    if comptime!(!wanted.x) {
+        own = blended;
     }
     let step = comptime!(plan.below as usize);
     let mut cotangents = Vector::<f32, N>::new(0.0f32);
@@ -61,7 +73,7 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
         for r in 0..ROWS {
             if before + r < place.count {
                 let d = Vector::<f32, N>::cast_from(held[r]);
-                if comptime!(wanted.x) && place.own {
+                if comptime!(wanted.x) && writes {
                     let at = (first + r * step) * sizes.vectors + place.at;
                     dx[at] = Vector::cast_from(d * by);
                 }
@@ -71,12 +83,14 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
                 }
             }
         }
-        let next = load::<E, N>(dy, sizes.dy, &place, group + 1, plan);
-        #[unroll]
-        for r in 0..ROWS {
-            held[r] = next[r];
+        if own {
+            let next = load::<E, N>(dy, sizes.dy, &place, group + 1, plan);
+            #[unroll]
+            for r in 0..ROWS {
+                held[r] = next[r];
+            }
         }
-        if comptime!(wanted.sums) {
+        if comptime!(wanted.sums) && blended {
             let next = load::<E, N>(x, sizes.x, &place, group + 1, plan);
             #[unroll]
             for r in 0..ROWS {
@@ -177,10 +191,11 @@ pub struct Backward<B: Backend> {
     pub wanted: [bool; 3],
 }
 
-/// Those gradients that are wanted; contiguous.
+/// Those gradients that are wanted; contiguous. With `mlps` dx is not written where chunks have one blended in.
 pub(crate) fn backward(
     op: &'static str,
     backward: Backward<CubeBackend>,
+    mlps: bool,
 ) -> [Option<CubeTensor>; 3] {
     let Backward { dy, x, of, wanted } = backward;
     let (shape, dtype, client) = (dy.meta.shape().clone(), dy.dtype, dy.client.clone());
@@ -208,7 +223,7 @@ pub(crate) fn backward(
     };
     let unused = |dtype| launch::unused(&like, dtype);
     let address = launch::address_type(&[&x.tensor, &dy.tensor, &like, &sums, &of.rows]);
-    let kernel = Wanted { x: wanted[0], sums: sums_wanted };
+    let kernel = Wanted { x: wanted[0], sums: sums_wanted, mlps };
     launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &[]);
     let (strides, types) = ([x.stride / size, dy.stride / size], of.types(dtype));
     // SAFETY: rows and columns are within the tensors; gradients that are not wanted are not written.

@@ -66,11 +66,14 @@ fn forward_kernel<E: Float, W: Float, I: Int, N: Size>(
     moments: &mut [Vector<f32, N>],
     sizes: Sizes,
     #[comptime] plan: Plan,
+    #[comptime] mlps: bool,
     #[define(E, W, I)] _dtypes: [ElemType; 3],
 ) {
     let place = place(&sizes, plan);
     // Under way while the seeds are looked up.
     let mut held = load::<E, N>(x, sizes.x, &place, 0, plan);
+    // Where all is blended with an MLP somebody else writes.
+    let mut writes = comptime!(!mlps).runtime();
     let (mut by, mut more) = (Vector::<f32, N>::empty(), Vector::<f32, N>::empty());
     let mut seed = seed_of::<W, I>(garden, place.at * N::value());
     #[unroll]
@@ -82,13 +85,17 @@ fn forward_kernel<E: Float, W: Float, I: Int, N: Size>(
         let of = feature::<W, I>(garden, at, seed);
         by.insert(i, factor(&of));
         more.insert(i, shift(&of, garden.minus_zero));
+        if comptime!(mlps) {
+            writes = writes || !of.mlp;
+        }
     }
+    writes = writes && place.own;
     let step = comptime!(plan.below as usize);
     let mut seen = Moments::<N>::new();
     let whole = place.count / comptime!(ROWS);
     let mut row = place.first;
     for group in 0..whole {
-        if place.own {
+        if writes {
             #[unroll]
             for r in 0..ROWS {
                 let value = Vector::<f32, N>::cast_from(held[r]) * by + more;
@@ -108,7 +115,7 @@ fn forward_kernel<E: Float, W: Float, I: Int, N: Size>(
     for r in 0..comptime!(ROWS - 1) {
         if r < rest {
             let x = Vector::<f32, N>::cast_from(held[r]);
-            if place.own {
+            if writes {
                 y[(row + r * step) * sizes.vectors + place.at] = Vector::cast_from(x * by + more);
             }
             seen.take_one(x);
@@ -239,11 +246,12 @@ fn telemetry_kernel(
     }
 }
 
-/// y, and mean and variance of the chunks; contiguous.
+/// y, and mean and variance of the chunks; contiguous. With `mlps` y is not written where chunks have one blended in.
 pub(crate) fn forward(
     op: &'static str,
     x: CubeTensor,
     of: Blueprints<CubeBackend>,
+    mlps: bool,
 ) -> [CubeTensor; 3] {
     let (shape, dtype, client) = (x.meta.shape().clone(), x.dtype, x.client.clone());
     let [seeds, features, _] = of.sizes();
@@ -261,7 +269,7 @@ pub(crate) fn forward(
     let parts = plan.parts(&client, x.rows, vectors);
     let moments = left(&y, op, "moments", [parts.parts, 2, features]);
     let address = launch::address_type(&[&x.tensor, &y, &moments, &of.rows]);
-    launch::plans::note("kasmina forward", &(&plan, size, address), &[]);
+    launch::plans::note("kasmina forward", &(&plan, mlps, size, address), &[]);
     let (rows, types) = (x.rows, of.types(dtype));
     // SAFETY: rows and columns are within the tensors, seeds follow from columns.
     unsafe {
@@ -277,6 +285,7 @@ pub(crate) fn forward(
             moments.clone().into_buffer_arg(),
             SizesLaunch::new(rows, vectors, parts.tiles, parts.share, x.stride / size, 0),
             plan,
+            mlps,
             types,
         );
     }

@@ -54,7 +54,10 @@ pub(crate) struct Garden<W: Float, I: Int> {
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Feature {
-    contributes: bool,
+    /// A row is blended in.
+    pub(super) contributes: bool,
+    /// An MLP is.
+    pub(super) mlp: bool,
     trains: bool,
     blend: u32,
     alpha: f32,
@@ -97,8 +100,10 @@ pub(super) fn feature<W: Float, I: Int>(of: &Garden<W, I>, feature: usize, seed:
     let blend = u32::cast_from(of.blend[seed]);
     // Whatever stands there, a row that is there is read.
     let row = min(u32::cast_from(of.blueprint_id[seed]) as usize, of.count - 1);
+    let contributes = state >= FIRST && state <= LAST;
     Feature {
-        contributes: state >= FIRST && state <= LAST && blend != MLP,
+        contributes: contributes && blend != MLP,
+        mlp: contributes && blend == MLP,
         trains: (state == FIRST || state == FINE_TUNING) && blend != MLP,
         blend,
         alpha: f32::cast_from(of.alpha[seed]),

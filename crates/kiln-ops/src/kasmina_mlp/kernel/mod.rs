@@ -106,7 +106,7 @@ pub(super) fn forward(
     of: Blueprints<CubeBackend>,
     mlps: CubeTensor,
 ) -> [CubeTensor; 3] {
-    let outputs = rows::forward(OP, x.clone(), of.clone());
+    let outputs = rows::forward(OP, x.clone(), of.clone(), true);
     if x.meta.shape().num_elements() > 0 {
         let (x, mlps, y) = (Rows::new(x), into_contiguous(mlps), &outputs[0]);
         #[cfg(feature = "cuda")]
@@ -130,7 +130,7 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
         wanted: [wants_x, wants_alpha, wants_rows],
     };
     let [dx, dalpha, drows] = match wants_x || wants_alpha || wants_rows {
-        true => rows::backward(OP, rows),
+        true => rows::backward(OP, rows, true),
         false => [const { None }; 3],
     };
     if dy.meta.shape().num_elements() == 0 {
