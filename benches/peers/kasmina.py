@@ -59,7 +59,7 @@ def blended(part, w, a, kind):
         y = p + a * w
     else:
         y = (1 - a) * p + a * w
-    return (y.to(part.dtype), *moments(part))
+    return (y.to(part.dtype), *moments(p))
 
 
 def compiled(function):
@@ -83,16 +83,16 @@ def loops(case):
             known.extend(zip(lifecycle.tolist(), blueprint_id.tolist(), blend.tolist()))
         return x, alpha, blueprints
 
-    def of_chunks(moments, blended):
+    def of_chunks(seen, made):
         def layer(x, alpha, blueprints):
             found = []
             parts = zip(x.split(of, 1), blueprints.split(of, 1), alpha.unbind(), known)
             for part, rows, a, (state, row, kind) in parts:
                 if GRAFTING <= state <= FOSSILIZED:
                     w = rows[row] if state in (GRAFTING, FINE_TUNING) else rows[row].detach()
-                    found.append(blended(part, w, a, kind))
+                    found.append(made(part, w, a, kind))
                 else:
-                    found.append((part, *moments(part)))
+                    found.append((part, *seen(part)))
             return joined(found)
 
         return layer

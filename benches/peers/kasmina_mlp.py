@@ -84,20 +84,21 @@ def blended(part, mlp, a):
     """The chunk of a seed that blends an MLP, and its mean and variance."""
     w1, b1, w2, b2 = parts(mlp)
     hidden = F.relu(F.linear(part, w1, b1))
-    y = (1 - a.float()) * part + a.float() * (hidden @ w2 + b2)
+    a = a.float()
+    y = (1 - a) * part + a * (hidden @ w2 + b2)
     return (y.to(part.dtype), *kasmina.moments(part))
 
 
-def loop(known, moments, of_row, of_mlp):
+def loop(known, seen, of_row, of_mlp):
     """One seed after another."""
 
     def layer(x, alpha, blueprints, lifecycle, blueprint_id, blend, mlps):
         found = []
-        parts = zip(x.split(known.sizes, 1), blueprints.split(known.sizes, 1), alpha.unbind(), known.seeds)
+        chunks = zip(x.split(known.sizes, 1), blueprints.split(known.sizes, 1), alpha.unbind(), known.seeds)
         every = mlps.unbind()
-        for part, rows, a, (state, row, kind) in parts:
+        for part, rows, a, (state, row, kind) in chunks:
             if not kasmina.GRAFTING <= state <= kasmina.FOSSILIZED:
-                found.append((part, *moments(part)))
+                found.append((part, *seen(part)))
                 continue
             own = every[row] if kind == MLP else rows[row]
             own = own if known.trains((state, row, kind)) else own.detach()

@@ -63,7 +63,8 @@ class Peer:
     writes: bool = False
     # Whether to try to record it: where that fails inside a library, the stream may be of no more use.
     records: bool = True
-    # The most calls that are recorded, and sets of inputs, where each call is thousands of launches.
+    # The most calls that are recorded, and sets of inputs, where each call is thousands of launches: what these few read
+    # a cache may hold, which takes nothing from what the launches cost.
     calls: typing.Optional[int] = None
     # Instead of `run`, for a library that launches on a stream of its own, which cannot be recorded. Of all sets of
     # inputs it makes a function that goes through them once and returns when that is done: in as few launches as it

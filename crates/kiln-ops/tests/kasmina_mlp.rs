@@ -178,6 +178,38 @@ fn repeats_bit_for_bit() {
     }
 }
 
+/// An infinite feature that all hidden units are turned off by is seen at its place alone, also where tiles have more units
+/// than the MLP.
+#[test]
+fn infinite_features() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            for size in [3, 5, 8, 24, 33] {
+                let mut x = vec![1.0; 20 * size];
+                x[2 * size + 1] = f64::INFINITY;
+                let (x, _) = tensor(&x, [20, size], dtype, &device);
+                let first = vec![-1.0; 2 * size * size];
+                let others = vec![1.0; (2 * size + 3) * size];
+                let shape = [1, mlp_rows(size), size];
+                let (mlps, _) = tensor(&[first, others].concat(), shape, dtype, &device);
+                let (rows, _) = tensor(&vec![1.0; size], [1, size], dtype, &device);
+                let seed = Seed {
+                    state: SeedState::Fossilized,
+                    blueprint: Some(0),
+                    blend: Blend::Mlp,
+                    alpha: 0.5,
+                };
+                let seeds = Seeds::new(&[seed], &device).unwrap();
+                let (y, _) = kasmina_mlp(x, rows, mlps, &seeds, UNCHECKED).unwrap();
+                // 1 of the bias, half of it and half of x.
+                let expected = |at| if at == 2 * size + 1 { f64::INFINITY } else { 1.0 };
+                let expected: Vec<f64> = (0..20 * size).map(expected).collect();
+                assert_eq!(values(&y), expected, "{size} features, {dtype:?} on {device:?}");
+            }
+        }
+    }
+}
+
 /// 0.5·2 + 0.5·(relu(2 + 2 + 1)·4 + 1), and what is not blended stays.
 #[test]
 fn golden() {

@@ -232,12 +232,12 @@ impl Operator for Row {
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
         let (n, size) = (elements(case, 0), dtype.size() as f64);
-        // A feature reads one blueprint; the gradient is of all. A backward needs x where a seed contributes: in five of
-        // eleven states.
+        // A feature reads one blueprint; the gradient is of all. A backward needs x where seeds drawn in five of
+        // eleven states blend by two of four ways, and in two states for a third way.
         let (table, row) = (elements(case, BLUEPRINTS) * size, case.shapes[0][1] as f64 * size);
         (
             Work { bytes: 2.0 * n * size + row, flops: 5.0 * n },
-            Work { bytes: (2.0 + 5.0 / 11.0) * n * size + row + table, flops: 4.0 * n },
+            Work { bytes: (2.0 + 3.0 / 11.0) * n * size + row + table, flops: 4.0 * n },
         )
     }
 }

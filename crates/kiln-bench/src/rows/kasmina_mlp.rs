@@ -205,7 +205,8 @@ impl Operator for Row {
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
-        // Of the seeds 25 in 99 blend an MLP: five states of eleven, and five draws of a blend in nine.
+        // Of the seeds 25 in 99 blend an MLP: five states of eleven, and five draws of a blend in nine. A
+        // backward needs x there, and as in kasmina for the other four draws.
         let (n, size, share) = (elements(case, 0), dtype.size() as f64, 25.0 / 99.0);
         let (s, row) = (case.shapes[MLPS][2] as f64, case.shapes[0][1] as f64 * size);
         let tables = (elements(case, BLUEPRINTS) + elements(case, MLPS)) * size;
@@ -213,7 +214,7 @@ impl Operator for Row {
         (
             Work { bytes: 2.0 * n * size + weights, flops: share * 8.0 * n * s },
             Work {
-                bytes: (2.0 + 5.0 / 11.0) * n * size + weights + tables,
+                bytes: (2.0 + 37.0 / 99.0) * n * size + weights + tables,
                 flops: share * 20.0 * n * s,
             },
         )

@@ -3,11 +3,13 @@
 use super::{ROWS, Spot};
 use crate::host;
 use burn::tensor::Tensor;
-use kiln_ops::kasmina::{Blend, SeedState, chunk, oracle};
+use kiln_ops::kasmina::{self, Blend, SeedState, chunk};
 use rayon::prelude::*;
 
-/// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each.
+/// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each, and that of several chunks
+/// at a time.
 const MOST: usize = 1 << 22;
+const TOGETHER: usize = 4;
 /// Seeds that are looked at.
 const SEEDS: usize = 6;
 
@@ -59,16 +61,14 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
         let dy = dy.as_ref().map(|dy| cut(dy, &columns)).transpose()?;
         Ok(Chunk { seed, x: cut(&x, &columns)?, dy, columns })
     };
-    let chunks = chosen.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    // What it should be takes the oracle seconds.
-    let expected = |of: &Chunk| {
+    let oracle = |of: &Chunk| {
         let (seed, size) = (of.seed, of.columns.len());
         let rows_of = blueprints.chunks_exact(features);
         let own: Vec<f64> =
             rows_of.flat_map(|row| of.columns.iter().map(|column| row[*column])).collect();
         let (x, own) = (spot.numbers(&of.x), spot.numbers(&own));
         let alpha = spot.numbers(&alpha[seed..seed + 1]);
-        let call = oracle::Call {
+        let call = kasmina::oracle::Call {
             x: &x,
             blueprints: &own,
             alpha: &alpha,
@@ -79,23 +79,27 @@ pub(crate) fn check(spot: &Spot<'_>) -> Result<(), String> {
         };
         let mut found = match &of.dy {
             None => {
-                let outputs = oracle::forward(&call);
+                let outputs = kasmina::oracle::forward(&call);
                 [outputs.y, outputs.mean, outputs.variance]
             }
-            Some(dy) => oracle::backward(&call, &spot.numbers(dy)),
+            Some(dy) => kasmina::oracle::backward(&call, &spot.numbers(dy)),
         };
         let at = |row: &usize| found[0][row * size..(row + 1) * size].to_vec();
         found[0] = rows.iter().flat_map(at).collect();
         found
     };
-    let expected: Vec<_> = chunks.par_iter().map(expected).collect();
-    for (Chunk { seed, columns, dy, .. }, [first, second, third]) in chunks.iter().zip(&expected) {
-        // y or dx; the mean or the gradient of alpha.
-        spot.compare(0, &rows, columns, first)?;
-        spot.compare(1, &[0], &[*seed], second)?;
-        match dy {
-            None => spot.compare(2, &[0], &[*seed], third)?,
-            Some(_) => spot.compare(2, &table, columns, third)?,
+    for some in chosen.chunks(TOGETHER) {
+        let some = some.iter().map(|seed| read(*seed)).collect::<Result<Vec<_>, _>>()?;
+        let expected: Vec<_> = some.par_iter().map(oracle).collect();
+        for (Chunk { seed, columns, dy, .. }, [first, second, third]) in some.iter().zip(&expected)
+        {
+            // y or dx; the mean or the gradient of alpha.
+            spot.compare(0, &rows, columns, first)?;
+            spot.compare(1, &[0], &[*seed], second)?;
+            match dy {
+                None => spot.compare(2, &[0], &[*seed], third)?,
+                Some(_) => spot.compare(2, &table, columns, third)?,
+            }
         }
     }
     Ok(())

@@ -18,7 +18,7 @@
 //! unwritten; defined anew here.
 //!
 //! Bytes that must move, for M rows of s bytes an element: forward 2·M·H·s (x in, y out), backward 2·M·H·s (dy in, dx out)
-//! and x in the chunks of seeds that contribute. A handful of operations an element, so memory decides.
+//! and x in the chunks that have a gradient made of it. A handful of operations an element, so memory decides.
 
 #[cfg(feature = "cube")]
 pub mod backend;

@@ -1,6 +1,8 @@
 //! dx, and the gradients of blueprints and alpha.
 
-use super::seed::{Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_after, seed_of};
+use super::seed::{
+    Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_after, seed_of, wants_products,
+};
 use super::{Blueprints, Gather, Plan, ROWS, Sizes, SizesLaunch, left, load, place};
 use crate::launch::{self, Rows};
 use crate::reduce::{self, Combine, Sums};
@@ -17,7 +19,7 @@ struct Wanted {
     x: bool,
     /// The sums that the other gradients are made of.
     sums: bool,
-    /// Somebody else sees to chunks with MLPs.
+    /// Others see to chunks with MLPs.
     mlps: bool,
 }
 
@@ -41,9 +43,10 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
         held_x = load::<E, N>(x, sizes.x, &place, 0, plan);
     }
     let mut by = Vector::<f32, N>::new(1.0f32);
-    // Nobody wants sums of x·dy where no row is blended in, and nothing at all where all is blended with an MLP.
+    // What nobody wants is not read: most seeds have no use for x, and where all is blended with an MLP others read.
+    let mut reads_x = comptime!(false).runtime();
     let mut blended = comptime!(false).runtime();
-    let mut own = comptime!(!wanted.mlps).runtime();
+    let mut others = comptime!(!wanted.mlps).runtime();
     let mut seed = seed_of::<W, I>(garden, place.at * N::value());
     #[unroll]
     for i in 0..N::value() {
@@ -54,13 +57,15 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
         let of = feature::<W, I>(garden, at, seed);
         by.insert(i, factor(&of));
         blended = blended || of.contributes;
+        reads_x = reads_x || wants_products(&of);
         if comptime!(wanted.mlps) {
-            own = own || !of.mlp;
+            others = others || !of.mlp;
         }
     }
-    let writes = own && place.own;
+    let writes = others && place.own;
+    let mut reads_dy = others;
     if comptime!(!wanted.x) {
-        own = blended;
+        reads_dy = blended;
     }
     let step = comptime!(plan.below as usize);
     let mut cotangents = Vector::<f32, N>::new(0.0f32);
@@ -83,14 +88,14 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
                 }
             }
         }
-        if own {
+        if reads_dy {
             let next = load::<E, N>(dy, sizes.dy, &place, group + 1, plan);
             #[unroll]
             for r in 0..ROWS {
                 held[r] = next[r];
             }
         }
-        if comptime!(wanted.sums) && blended {
+        if comptime!(wanted.sums) && reads_x {
             let next = load::<E, N>(x, sizes.x, &place, group + 1, plan);
             #[unroll]
             for r in 0..ROWS {
@@ -191,7 +196,8 @@ pub struct Backward<B: Backend> {
     pub wanted: [bool; 3],
 }
 
-/// Those gradients that are wanted; contiguous. With `mlps` dx is not written where chunks have one blended in.
+/// Those gradients that are wanted; contiguous. With `mlps` the caller writes dx in the chunks that one is
+/// blended into: here it is left as it is where a vector lies in them.
 pub(crate) fn backward(
     op: &'static str,
     backward: Backward<CubeBackend>,

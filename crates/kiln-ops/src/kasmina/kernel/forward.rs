@@ -72,7 +72,7 @@ fn forward_kernel<E: Float, W: Float, I: Int, N: Size>(
     let place = place(&sizes, plan);
     // Under way while the seeds are looked up.
     let mut held = load::<E, N>(x, sizes.x, &place, 0, plan);
-    // Where all is blended with an MLP somebody else writes.
+    // Where all is blended with an MLP others write.
     let mut writes = comptime!(!mlps).runtime();
     let (mut by, mut more) = (Vector::<f32, N>::empty(), Vector::<f32, N>::empty());
     let mut seed = seed_of::<W, I>(garden, place.at * N::value());
@@ -246,7 +246,8 @@ fn telemetry_kernel(
     }
 }
 
-/// y, and mean and variance of the chunks; contiguous. With `mlps` y is not written where chunks have one blended in.
+/// y, and mean and variance of the chunks; contiguous. With `mlps` the caller writes y in the chunks that one is
+/// blended into: here it is left as it is where a vector lies in them.
 pub(crate) fn forward(
     op: &'static str,
     x: CubeTensor,

@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 const LERP: u32 = Blend::Lerp as u32;
 const SCALE: u32 = Blend::Scale as u32;
 const ADD: u32 = Blend::Add as u32;
+const MIXED: u32 = Blend::Mixed as u32;
 const MLP: u32 = Blend::Mlp as u32;
 const FIRST: u32 = SeedState::Grafting as u32;
 const LAST: u32 = SeedState::Fossilized as u32;
@@ -54,9 +55,9 @@ pub(crate) struct Garden<W: Float, I: Int> {
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Feature {
-    /// A row is blended in.
+    /// Its seed contributes and blends a row.
     pub(super) contributes: bool,
-    /// An MLP is.
+    /// Its seed contributes and blends an MLP.
     pub(super) mlp: bool,
     trains: bool,
     blend: u32,
@@ -160,6 +161,12 @@ pub(super) fn factor(of: &Feature) -> f32 {
 pub(super) fn shift(of: &Feature, minus_zero: f32) -> f32 {
     let shifts = of.contributes && of.blend != LERP && of.blend != SCALE;
     select(shifts, of.alpha * of.w, minus_zero)
+}
+
+/// Whether some gradient is made of the sum of x·dy.
+#[cube]
+pub(super) fn wants_products(of: &Feature) -> bool {
+    of.contributes && (of.blend == LERP || of.blend == MIXED || (of.blend == SCALE && of.trains))
 }
 
 /// The gradient of w from the sums of dy and of x·dy.

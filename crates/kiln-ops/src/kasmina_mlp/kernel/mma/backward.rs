@@ -264,6 +264,8 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
             }
         }
         let mut of_alpha = f32::new(0.0);
+        // Of 16 hidden units each. Not known before, so that the loop is not unrolled, which takes too many registers.
+        let steps = (wide as u32).div_ceil(16);
         // All warps meet at barriers, also those that have no rows left.
         for block in range_stepped(place.first, place.end, ROWS) {
             let row = block + warp * 16;
@@ -298,7 +300,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
                 out[i] = Vector::new(0.0f32);
             }
 
-            for step in 0..comptime!((plan.tiles() / 2) as u32) {
+            for step in 0..steps {
                 let mut back = Array::<u32>::new(4usize);
                 #[unroll]
                 for i in 0..2usize {
@@ -312,7 +314,8 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
                     for e in 0..4usize {
                         let sum =
                             sums.extract(e) + bias[tile as usize * 8 + pair + comptime!(e % 2)];
-                        let (off, u) = (sum <= 0.0, through.extract(e));
+                        let unit = tile as usize * 8 + pair + comptime!(e % 2);
+                        let (off, u) = (unit >= wide || sum <= 0.0, through.extract(e));
                         units[e] = select(off, f32::new(0.0), sum);
                         cotangents[e] = select(off, f32::new(0.0), u);
                         if comptime!(wanted.sums) {

@@ -56,7 +56,9 @@ fn forward_kernel<E: Float, W: Float, I: Int>(
                     for e in 0..4usize {
                         let sum =
                             sums.extract(e) + bias[tile as usize * 8 + pair + comptime!(e % 2)];
-                        units[e] = select(sum <= 0.0, f32::new(0.0), sum);
+                        // Where there is no unit, an infinite feature times zero would be no number.
+                        let unit = tile as usize * 8 + pair + comptime!(e % 2);
+                        units[e] = select(unit >= wide || sum <= 0.0, f32::new(0.0), sum);
                     }
                     hidden[comptime!(2 * i)] = round_pair(units[0], units[1], plan.float);
                     hidden[comptime!(2 * i + 1)] = round_pair(units[2], units[3], plan.float);
