@@ -181,15 +181,12 @@ fn verify(cheat: Cheat, device: &Device) -> Report {
 fn kernel_device() -> Option<(Device, MutexGuard<'static, ()>)> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    match kiln_ops::device::open(&name) {
-        Ok(opened) if kiln_ops::device::is_cube(&opened.device) => Some((opened.device, alone)),
-        Ok(_) => None,
-        Err(error) => {
-            eprintln!("SKIPPED: {error}");
-            None
-        }
+    let opened = kiln_test::device(kiln_ops::device::open)?;
+    let found = kiln_ops::device::is_cube(&opened.device);
+    if !found {
+        kiln_test::skip("kernels", opened.name);
     }
+    found.then_some((opened.device, alone))
 }
 
 #[test]

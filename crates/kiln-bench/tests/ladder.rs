@@ -9,14 +9,12 @@ use kiln_ops::device;
 const N: usize = 256;
 
 fn device() -> Option<Device> {
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    match kiln_ops::device::open(&name) {
-        Ok(opened) => Some(opened.device).filter(device::is_cube),
-        Err(error) => {
-            eprintln!("SKIPPED: {error}");
-            None
-        }
+    let opened = kiln_test::device(device::open)?;
+    let found = device::is_cube(&opened.device);
+    if !found {
+        kiln_test::skip("kernels", opened.name);
     }
+    found.then_some(opened.device)
 }
 
 fn climb(device: &Device, dtype: DType, n: usize) -> Result<Ladder, String> {

@@ -28,12 +28,11 @@ impl ProbeOps for CubeBackend {
 
 #[test]
 fn a_kernel_sees_the_distance_of_cut_rows() {
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    let device = match kiln_ops::device::open(&name) {
-        Ok(opened) if kiln_ops::device::is_cube(&opened.device) => opened.device,
-        Ok(_) => return,
-        Err(error) => return eprintln!("SKIPPED: {error}"),
-    };
+    let Some(opened) = kiln_test::device(kiln_ops::device::open) else { return };
+    let device = opened.device;
+    if !kiln_ops::device::is_cube(&device) {
+        return kiln_test::skip("kernels", opened.name);
+    }
     for dtype in gate::dtypes(&device) {
         for width in [1, 7, 48] {
             for layout in [Layout::Allocated, Layout::Cut, Layout::OddCut] {

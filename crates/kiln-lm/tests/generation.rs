@@ -27,13 +27,10 @@ fn no_kernel_depends_on_the_length() {
     config.compilation.logger.level = CompilationLogLevel::Basic;
     config.compilation.logger.file = Some(log.clone());
     assert!(CubeClRuntimeConfig::try_set(config), "nobody has set it");
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    let device = match kiln_ops::device::open(&name) {
-        Ok(opened) => opened.device,
-        Err(error) => return eprintln!("SKIPPED on {name}: {error}"),
-    };
+    let Some(opened) = kiln_test::device(kiln_ops::device::open) else { return };
+    let (device, name) = (opened.device, opened.name);
     if !device::is_cube(&device) {
-        return eprintln!("SKIPPED: {name} has no kernels");
+        return kiln_test::skip("kernels", name);
     }
     // Also where it would take the reference by itself.
     let ops = [("attention".to_string(), Implementation::Fused)].into();

@@ -376,12 +376,10 @@ fn curve(
 
 /// A device with kernels, if there is one.
 fn kernels() -> Option<Device> {
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    let opened = kiln_ops::device::open(&name);
-    let opened = opened.map_err(|error| eprintln!("SKIPPED on {name}: {error}")).ok()?;
+    let opened = kiln_test::device(kiln_ops::device::open)?;
     let found = device::is_cube(&opened.device);
     if !found {
-        eprintln!("SKIPPED: {name} has no kernels");
+        kiln_test::skip("kernels", opened.name);
     }
     found.then_some(opened.device)
 }

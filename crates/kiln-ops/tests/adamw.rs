@@ -287,7 +287,9 @@ fn a_parameter_comes_back_at_its_rank() {
 #[cfg(feature = "cuda")]
 #[test]
 fn parameters_that_nobody_else_holds_share_a_launch_and_stay_in_their_memory() {
-    for device in devices().into_iter().filter(kiln_ops::device::is_cuda) {
+    for device in
+        kiln_test::or_skip("cuda", devices().into_iter().filter(kiln_ops::device::is_cuda))
+    {
         let mut batch = AdamWBatch::new(None, OPTIONS).unwrap();
         let mut expected = vec![];
         // No other test has so many that nobody else holds, and all of a process are heard.

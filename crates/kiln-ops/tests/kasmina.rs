@@ -373,6 +373,27 @@ fn as_the_reference_has_it() {
     }
 }
 
+/// With rows enough that a unit reads x again and again: an unknown blend is `mixed`, and so is its gradient of alpha.
+#[test]
+fn unknown_blends() {
+    for device in devices() {
+        let case = Case::new([2000, 48, 6, 2], DType::F32, DType::F32, 7, &device);
+        let gradients = |blends: [i64; 6]| {
+            let mut seeds = case.seeds();
+            seeds.lifecycle = Tensor::from_ints([3, 4, 5, 6, 7, 3], &device);
+            seeds.blend = Tensor::from_ints(blends, &device);
+            seeds.alpha = seeds.alpha.autodiff().require_grad();
+            let x = case.x.clone().autodiff().require_grad();
+            let table = case.blueprints.clone().autodiff().require_grad();
+            let (y, _) = kasmina(x.clone(), table.clone(), &seeds, UNCHECKED).unwrap();
+            let grads = pull(y, &case.dy.clone().autodiff()).backward();
+            let of_alpha = values(&seeds.alpha.grad(&grads).unwrap());
+            (of_alpha, values(&x.grad(&grads).unwrap()), values(&table.grad(&grads).unwrap()))
+        };
+        assert_eq!(gradients([5, -1, 9, 5, 77, -8]), gradients([3; 6]), "{device:?}");
+    }
+}
+
 /// Codes of one integer type are read as they are, of several they are brought to one.
 #[test]
 fn every_integer_type() {

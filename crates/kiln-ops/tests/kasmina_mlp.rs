@@ -200,11 +200,17 @@ fn infinite_features() {
                     alpha: 0.5,
                 };
                 let seeds = Seeds::new(&[seed], &device).unwrap();
-                let (y, _) = kasmina_mlp(x, rows, mlps, &seeds, UNCHECKED).unwrap();
+                let x = x.autodiff().require_grad();
+                let (y, _) = kasmina_mlp(x.clone(), rows, mlps, &seeds, UNCHECKED).unwrap();
                 // 1 of the bias, half of it and half of x.
                 let expected = |at| if at == 2 * size + 1 { f64::INFINITY } else { 1.0 };
                 let expected: Vec<f64> = (0..20 * size).map(expected).collect();
                 assert_eq!(values(&y), expected, "{size} features, {dtype:?} on {device:?}");
+                // Nothing goes back through units that are off.
+                let dy = vec![1.0; 20 * size];
+                let (dy, _) = tensor(&dy, [20, size], dtype, &device);
+                let dx = x.grad(&pull(y, &dy.autodiff()).backward()).unwrap();
+                assert_eq!(values(&dx), vec![0.5; 20 * size], "{size}, {dtype:?} on {device:?}");
             }
         }
     }

@@ -216,12 +216,11 @@ fn kernels_that_nobody_verified_get_no_time() {
 #[test]
 #[cfg(feature = "cube")]
 fn a_small_case_verifies_how_a_timed_one_runs() {
-    let name = std::env::var("KILN_DEVICE").unwrap_or_else(|_| "wgpu".into());
-    let device = match device::open(&name) {
-        Ok(opened) if device::is_cube(&opened.device) => opened.device,
-        Ok(_) => return,
-        Err(error) => return eprintln!("SKIPPED: {error}"),
-    };
+    let Some(opened) = kiln_test::device(device::open) else { return };
+    let device = opened.device;
+    if !device::is_cube(&device) {
+        return kiln_test::skip("kernels", opened.name);
+    }
     for (name, scale) in [("gram", Scale::Small), ("cross_entropy", Scale::Small)] {
         let op = registry::find(name).unwrap();
         let case = op.shapes(scale).pop().unwrap();

@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use kiln_ops::kasmina::{self, Blend, SeedState, chunk};
 use rayon::prelude::*;
 
-/// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each, and that of several chunks
-/// at a time.
+/// Elements of a chunk up to which it is looked at: the oracle has some hundred bytes for each.
 const MOST: usize = 1 << 22;
+/// Chunks that the oracle has at a time.
 const TOGETHER: usize = 4;
 /// Seeds that are looked at.
 const SEEDS: usize = 6;

@@ -299,7 +299,7 @@ fn verify_writes_every_check_and_says_nothing_about_displays() {
         let output = command.output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         if device == "wgpu" && err.contains("no graphics driver found") {
-            eprintln!("SKIPPED on wgpu: {err}");
+            kiln_test::skip("wgpu", err);
             continue;
         }
         assert!(output.status.success(), "{err}");
@@ -389,10 +389,10 @@ fn a_precision_that_a_device_does_not_have_is_refused() {
     let place = place();
     let opened = match kiln_ops::device::open("wgpu") {
         Ok(opened) => opened,
-        Err(error) => return eprintln!("SKIPPED on wgpu: {error}"),
+        Err(error) => return kiln_test::skip("wgpu", error),
     };
     if opened.device.supports_dtype(burn::tensor::DType::BF16) {
-        return eprintln!("SKIPPED: {} has bf16", opened.name);
+        return kiln_test::skip("a device without bf16", opened.name);
     }
     let train = ["train", "small.toml", "--set", "train.precision=bf16", "--device", "wgpu"];
     let line = error(place.path(), &train);

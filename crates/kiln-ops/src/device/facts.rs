@@ -202,8 +202,9 @@ mod tests {
     #[cfg(feature = "wgpu")]
     #[test]
     fn a_kind_is_the_runtime_and_the_part() {
-        let Ok(opened) = crate::device::open("wgpu") else {
-            return eprintln!("SKIPPED: no wgpu here");
+        let opened = match crate::device::open("wgpu") {
+            Ok(opened) => opened,
+            Err(error) => return kiln_test::skip("wgpu", error),
         };
         let part = opened.device.identity().unwrap().name;
         for device in [opened.device.clone(), opened.device.autodiff()] {

@@ -118,8 +118,9 @@ mod tests {
     #[cfg(feature = "wgpu")]
     #[test]
     fn a_device_is_found_by_its_kind_and_by_the_name_of_earlier_tables() {
-        let Ok(opened) = device::open("wgpu") else {
-            return eprintln!("SKIPPED: no wgpu here");
+        let opened = match device::open("wgpu") {
+            Ok(opened) => opened,
+            Err(error) => return kiln_test::skip("wgpu", error),
         };
         let kind = device::kind(&opened.device);
         for (device, expected) in [(kind.as_str(), true), ("wgpu", true), ("wgpu Other", false)] {

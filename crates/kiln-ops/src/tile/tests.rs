@@ -7,18 +7,12 @@ use cubecl::client::Client;
 
 /// A device with kernels and its client: that of `KILN_DEVICE`, or wgpu; none where there is no driver.
 fn device() -> Option<(Device, Client)> {
-    let named = std::env::var("KILN_DEVICE");
-    let opened = crate::device::open(named.as_deref().unwrap_or("wgpu"));
-    let device = match (opened, named) {
-        (Ok(opened), _) => opened.device,
-        (Err(error), Ok(_)) => panic!("KILN_DEVICE: {error}"),
-        (Err(error), Err(_)) => {
-            eprintln!("SKIPPED: {error}");
-            return None;
-        }
-    };
-    let client = crate::device::client(&device)?;
-    Some((device, client))
+    let opened = kiln_test::device(crate::device::open)?;
+    let client = crate::device::client(&opened.device);
+    if client.is_none() {
+        kiln_test::skip("kernels", opened.name);
+    }
+    Some((opened.device, client?))
 }
 
 /// A tensor of small whole numbers, exact in every element type, and these numbers.

@@ -3,6 +3,7 @@
 use burn::tensor::Device;
 
 /// The device named by `KILN_DEVICE`, else the CPU and, where a graphics driver is found, wgpu.
+#[track_caller]
 pub fn devices() -> Vec<Device> {
     let open = |name: &str| kiln_ops::device::open(name).map(|opened| opened.device);
     if let Ok(name) = std::env::var("KILN_DEVICE") {
@@ -11,7 +12,7 @@ pub fn devices() -> Vec<Device> {
     let mut devices = vec![open("cpu").expect("the CPU is always there")];
     match open("wgpu") {
         Ok(device) => devices.push(device),
-        Err(error) => eprintln!("SKIPPED on wgpu: {error}"),
+        Err(error) => kiln_test::skip("wgpu", error),
     }
     devices
 }

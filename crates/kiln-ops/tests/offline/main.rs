@@ -121,14 +121,12 @@ fn seeds_stay_on_the_device() {
 #[test]
 fn every_kernel_compiles_as_recorded() {
     if std::env::var("KILN_OFFLINE").is_ok_and(|what| what == "skip") {
-        eprintln!("SKIPPED: KILN_OFFLINE=skip");
-        return;
+        return kiln_test::skip("offline", "KILN_OFFLINE=skip");
     }
     let toolkit = Toolkit::find();
     if toolkit.is_none() {
-        eprintln!(
-            "SKIPPED: no CUDA toolkit, kernels stop at CUDA C++; scripts/offline fetches one"
-        );
+        let why = "there is none, kernels stop at CUDA C++; scripts/offline fetches one";
+        kiln_test::skip("toolkit", why);
     }
     // Making CUDA C++ takes as long as compiling what is not known: each device has a thread.
     let (kernels, errors): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {

@@ -34,7 +34,7 @@ fn devices() -> Vec<cubecl::Device> {
         })
         .collect();
     if found.is_empty() {
-        eprintln!("SKIPPED: no device with kernels");
+        kiln_test::skip("kernels", "no device has them");
     }
     found
 }

@@ -10,7 +10,6 @@ use cubecl::prelude::*;
 const LERP: u32 = Blend::Lerp as u32;
 const SCALE: u32 = Blend::Scale as u32;
 const ADD: u32 = Blend::Add as u32;
-const MIXED: u32 = Blend::Mixed as u32;
 const MLP: u32 = Blend::Mlp as u32;
 const FIRST: u32 = SeedState::Grafting as u32;
 const LAST: u32 = SeedState::Fossilized as u32;
@@ -166,7 +165,7 @@ pub(super) fn shift(of: &Feature, minus_zero: f32) -> f32 {
 /// Whether some gradient is made of the sum of x·dy.
 #[cube]
 pub(super) fn wants_products(of: &Feature) -> bool {
-    of.contributes && (of.blend == LERP || of.blend == MIXED || (of.blend == SCALE && of.trains))
+    of.contributes && of.blend != ADD && (of.blend != SCALE || of.trains)
 }
 
 /// The gradient of w from the sums of dy and of x·dy.

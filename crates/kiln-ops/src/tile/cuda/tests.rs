@@ -136,8 +136,7 @@ fn chained_kernel<E: Float>(
 fn a_chain_of_products_stays_in_registers() {
     let Some((device, like)) = like() else { return };
     if !families(&device, DType::BF16).contains(&Family::Wgmma) {
-        eprintln!("SKIPPED: {device:?} has no wgmma");
-        return;
+        return kiln_test::skip("wgmma", format!("{device:?} has none"));
     }
     let dtype = DType::BF16;
     let blocks = 5;

@@ -339,7 +339,7 @@ fn cases() -> Vec<Case> {
 #[test]
 fn every_width_and_layout() {
     let Some((device, client)) = device() else {
-        return eprintln!("SKIPPED: KILN_DEVICE names no device with wgmma");
+        return kiln_test::skip("wgmma", "KILN_DEVICE names no device that has it");
     };
     let bench = Bench { device, client };
     let mut wrong = vec![];

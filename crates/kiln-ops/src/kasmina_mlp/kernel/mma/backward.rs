@@ -319,7 +319,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
                         units[e] = select(off, f32::new(0.0), sum);
                         cotangents[e] = select(off, f32::new(0.0), u);
                         if comptime!(wanted.sums) {
-                            of_alpha += units[e] * u;
+                            of_alpha += units[e] * cotangents[e];
                         }
                     }
                     #[unroll]

@@ -402,7 +402,8 @@ fn device() -> Option<CubeTensor> {
     if crate::device::Hardware::of(&like.client).async_copies {
         return Some(like);
     }
-    eprintln!("SKIPPED: {} has no tensor cores that these kernels know", like.client.name());
+    let name = like.client.name();
+    kiln_test::skip("mma", format!("{name} has no tensor cores that these kernels know"));
     None
 }
 

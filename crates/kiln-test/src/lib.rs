@@ -1,0 +1,86 @@
+//! Tests that leave something out say so, and fail where it must not be left out.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::panic::Location;
+
+/// What must not be left out: names with commas between them, as `cuda,wgpu`.
+pub const REQUIRE: &str = "KILN_REQUIRE";
+
+/// A file in which [`skip`] writes what is left out, a line each.
+pub const SKIPPED: &str = "KILN_SKIPPED";
+
+/// What is said of something that is left out, on one line; an error where it is `required`.
+fn left_out(name: &str, why: impl Display, required: &str) -> Result<String, String> {
+    let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    match required.split(',').any(|one| one.trim() == name) {
+        true => Err(format!("{REQUIRE} names {name}: {why}")),
+        false => Ok(format!("SKIPPED on {name}: {why}")),
+    }
+}
+
+/// Says what a test leaves out: a device, as `wgpu`, or something that devices may have: `kernels`, `wgmma`, `mma`. What a
+/// test that passes has said nobody sees, so it is also a line of the file that [`SKIPPED`] names.
+///
+/// # Panics
+///
+/// If [`REQUIRE`] names it, or the file cannot be written.
+#[track_caller]
+pub fn skip(name: &str, why: impl Display) {
+    let required = std::env::var(REQUIRE).unwrap_or_default();
+    let line = match left_out(name, why, &required) {
+        Ok(line) => line,
+        Err(error) => panic!("{error}"),
+    };
+    eprintln!("{line}");
+    if let Ok(path) = std::env::var(SKIPPED) {
+        let (file, thread) = (Location::caller().file(), std::thread::current());
+        let line = format!("{file}, {}: {line}\n", thread.name().unwrap_or("a thread"));
+        let opened = OpenOptions::new().create(true).append(true).open(&path);
+        if let Err(error) = opened.and_then(|mut file| file.write_all(line.as_bytes())) {
+            panic!("{SKIPPED} {path}: {error}");
+        }
+    }
+}
+
+/// What was found of something; [`skip`]s it where that is nothing.
+#[track_caller]
+pub fn or_skip<T>(name: &str, found: impl Iterator<Item = T>) -> Vec<T> {
+    let found: Vec<T> = found.collect();
+    if found.is_empty() {
+        skip(name, "no device here has it");
+    }
+    found
+}
+
+/// The device that `KILN_DEVICE` names, else wgpu, which may be left out.
+///
+/// # Panics
+///
+/// If it is named and does not open.
+#[track_caller]
+pub fn device<T, E: Display>(open: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
+    let named = std::env::var("KILN_DEVICE");
+    match (open(named.as_deref().unwrap_or("wgpu")), named) {
+        (Ok(opened), _) => return Some(opened),
+        (Err(error), Ok(_)) => panic!("KILN_DEVICE: {error}"),
+        (Err(error), Err(_)) => skip("wgpu", error),
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_required_is_not_left_out() {
+        for (required, fails) in
+            [("cuda, wgpu", true), ("wgpu", true), ("cuda", false), ("wgpu2", false), ("", false)]
+        {
+            assert_eq!(left_out("wgpu", "no driver", required).is_err(), fails, "{required}");
+        }
+        assert_eq!(left_out("wgpu", "no\ndriver", "").unwrap(), "SKIPPED on wgpu: no driver");
+    }
+}
