@@ -76,7 +76,8 @@ fn normal(rng: &mut impl Rng, spare: &mut Option<f64>) -> f64 {
     radius * cos
 }
 
-/// How a float input lies in memory.
+/// How a float input lies in memory. Around it, and between its rows where they are cut out of wider ones, is what no
+/// kernel may read, NaN, as far as Burn keeps a view of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// As the device allocates it; CUDA pitches rows.
@@ -89,15 +90,27 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Columns on either side of a row.
-    fn padding(self, dtype: DType, device: &Device) -> usize {
-        match self {
+    /// Rows before and behind those of an input of this width, and columns on either side of a row.
+    fn rim(self, width: usize, dtype: DType, device: &Device) -> [usize; 2] {
+        let alignment = view_alignment(device);
+        let columns = match self {
             Self::Allocated => 0,
-            Self::Cut => view_alignment(device) / dtype.size(),
+            Self::Cut => alignment / dtype.size(),
             Self::OddCut => 3,
-        }
+        };
+        let wide = width + 2 * columns;
+        // As few as end where a view may begin. Of rows that are wide and odd that would be much.
+        let rows =
+            (1..=alignment).find(|rows| (rows * wide * dtype.size()).is_multiple_of(alignment));
+        let rows = rows.filter(|rows| rows * wide <= WIDEST_RIM);
+        [rows.unwrap_or(0), columns]
     }
 }
+
+/// Elements on either side of an input, at most.
+const WIDEST_RIM: usize = 1 << 18;
+/// An integer around those of an input: no class, no row of anything.
+const POISON: i64 = 0x7FE5_7FE5;
 
 impl std::fmt::Display for Layout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -125,7 +138,7 @@ fn view_alignment(device: &Device) -> usize {
 pub enum Input {
     /// Rows of the last dimension, cut from `leaf`, which gets the gradient.
     Float {
-        /// What was uploaded.
+        /// What was uploaded, with what stands around the rows.
         leaf: Tensor<2>,
         /// The rows of the input.
         rows: Tensor<2>,
@@ -134,6 +147,8 @@ pub enum Input {
     },
     /// Integers.
     Int {
+        /// What was uploaded, with what stands around them.
+        leaf: Tensor<1, Int>,
         /// Flat.
         flat: Tensor<1, Int>,
         /// Shape of the input.
@@ -156,31 +171,66 @@ impl Input {
         gradient: bool,
         device: &Device,
     ) -> Self {
-        let width = host.shape.last().copied().unwrap_or(1);
-        let rows = host.values.len().checked_div(width).unwrap_or(0);
-        // Nothing cannot be cut out of something.
-        let pad = if width > 0 { layout.padding(dtype, device) } else { 0 };
-        let mut values = Vec::with_capacity(rows * (width + 2 * pad));
-        for row in host.values.chunks(width.max(1)) {
-            values.extend(std::iter::repeat_n(7.0, pad));
-            values.extend_from_slice(row);
-            values.extend(std::iter::repeat_n(-7.0, pad));
-        }
-        let data = TensorData::new(values, [rows, width + 2 * pad]).convert_dtype(dtype);
+        let (data, [outside, pad]) = surrounded(host, dtype, layout, device);
         let mut leaf = Tensor::<2>::from_data(data, (device, dtype));
         if gradient {
             leaf = leaf.autodiff().require_grad();
         }
-        let rows = if pad > 0 { leaf.clone().narrow(1, pad, width) } else { leaf.clone() };
+        let [rows, wide] = leaf.dims();
+        let inside = [outside..rows - outside, pad..wide - pad];
+        let rows = if outside + pad > 0 { leaf.clone().slice(inside) } else { leaf.clone() };
         Self::Float { leaf, rows, shape: host.shape.clone() }
+    }
+
+    /// Whether what was uploaded by [`float`](Self::float) or [`int`](Self::int) is still, bit for bit, what it was, and what stands around it.
+    ///
+    /// # Errors
+    ///
+    /// Says what is not, or that it cannot be read.
+    pub fn unchanged(
+        &self,
+        host: &HostTensor,
+        dtype: DType,
+        layout: Layout,
+        device: &Device,
+    ) -> Result<(), String> {
+        let changed = |inside: bool| match inside {
+            true => Err("is not what it was before the call".to_string()),
+            false => Err("had something written around it".to_string()),
+        };
+        match self {
+            Self::Float { leaf, .. } => {
+                let (uploaded, rim) = surrounded(host, dtype, layout, device);
+                let found = leaf.try_to_data().map_err(|e| one_line(&format!("{e:?}")))?;
+                let pairs = uploaded.as_bytes().iter().zip(found.as_bytes());
+                let Some(byte) = pairs.clone().position(|(a, b)| a != b) else { return Ok(()) };
+                let [rows, wide] = leaf.dims();
+                let element = byte / dtype.size();
+                let inside = |at: usize, size: usize, rim: usize| (rim..size - rim).contains(&at);
+                changed(
+                    inside(element / wide, rows, rim[0]) && inside(element % wide, wide, rim[1]),
+                )
+            }
+            Self::Int { leaf, flat, .. } => {
+                let (uploaded, outside) = surrounded_integers(host, device);
+                let found = leaf.try_to_data().map_err(|e| one_line(&format!("{e:?}")))?;
+                let mut pairs = uploaded.iter::<i64>().zip(found.iter::<i64>());
+                match pairs.position(|(a, b)| a != b) {
+                    Some(at) => changed((outside..outside + flat.dims()[0]).contains(&at)),
+                    None => Ok(()),
+                }
+            }
+        }
     }
 
     /// Uploads an integer input.
     pub fn int(host: &HostTensor, gradient: bool, device: &Device) -> Self {
-        let flat =
-            Tensor::<1, Int>::from_data(TensorData::from(host.integers().as_slice()), device);
-        let flat = if gradient { flat.autodiff() } else { flat };
-        Self::Int { flat, shape: host.shape.clone() }
+        let (data, outside) = surrounded_integers(host, device);
+        let leaf = Tensor::<1, Int>::from_data(data, device);
+        let leaf = if gradient { leaf.autodiff() } else { leaf };
+        let count = leaf.dims()[0] - 2 * outside;
+        let flat = if outside > 0 { leaf.clone().narrow(0, outside, count) } else { leaf.clone() };
+        Self::Int { leaf, flat, shape: host.shape.clone() }
     }
 
     /// An input without autodiff whose rows are not cut, as a leaf that gets a gradient.
@@ -190,7 +240,10 @@ impl Input {
                 let leaf = leaf.autodiff().require_grad();
                 Self::Float { rows: leaf.clone(), leaf, shape }
             }
-            Self::Int { flat, shape } => Self::Int { flat: flat.autodiff(), shape },
+            Self::Int { flat, shape, .. } => {
+                let flat = flat.autodiff();
+                Self::Int { leaf: flat.clone(), flat, shape }
+            }
         }
     }
 
@@ -200,6 +253,36 @@ impl Input {
             Self::Float { shape, .. } | Self::Int { shape, .. } => shape,
         }
     }
+}
+
+/// What is uploaded of an input, and how many rows and columns of it on either side are not the input's.
+fn surrounded(
+    host: &HostTensor,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> (TensorData, [usize; 2]) {
+    let width = host.shape.last().copied().unwrap_or(1);
+    let rows = host.values.len().checked_div(width).unwrap_or(0);
+    // Nothing cannot be cut out of something.
+    let [outside, pad] = if rows > 0 { layout.rim(width, dtype, device) } else { [0, 0] };
+    let wide = width + 2 * pad;
+    let mut values = vec![f64::NAN; (rows + 2 * outside) * wide];
+    let inside = values.chunks_mut(wide.max(1)).skip(outside);
+    for (whole, row) in inside.zip(host.values.chunks(width.max(1))) {
+        whole[pad..pad + width].copy_from_slice(row);
+    }
+    let data = TensorData::new(values, [rows + 2 * outside, wide]).convert_dtype(dtype);
+    (data, [outside, pad])
+}
+
+/// The same of integers.
+fn surrounded_integers(host: &HostTensor, device: &Device) -> (TensorData, usize) {
+    // An integer has at least four bytes.
+    let outside = if host.values.is_empty() { 0 } else { view_alignment(device) / 4 };
+    let poison = std::iter::repeat_n(POISON, outside);
+    let values: Vec<i64> = poison.clone().chain(host.integers()).chain(poison).collect();
+    (TensorData::from(values.as_slice()), outside)
 }
 
 /// Flat numbers of a device tensor, or why they could not be read.
@@ -216,10 +299,12 @@ pub fn gradient(
 ) -> Result<Option<HostTensor>, String> {
     let Some(grad) = leaf.grad(grads) else { return Ok(None) };
     let width = shape.last().copied().unwrap_or(1);
-    let all = grad.dims()[1];
-    let pad = (all - width) / 2;
+    let rows = shape.iter().product::<usize>().checked_div(width).unwrap_or(0);
+    let [all, wide] = grad.dims();
+    let (outside, pad) = ((all - rows) / 2, (wide - width) / 2);
     let values = download(&grad)?;
-    let values = values.chunks(all.max(1)).flat_map(|row| row[pad..pad + width].to_vec()).collect();
+    let inside = values.chunks(wide.max(1)).skip(outside).take(rows);
+    let values = inside.flat_map(|row| row[pad..pad + width].to_vec()).collect();
     Ok(Some(HostTensor::new(shape, values)))
 }
 

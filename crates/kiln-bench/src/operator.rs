@@ -153,6 +153,21 @@ impl Call<'_> {
     }
 }
 
+/// An output of a call.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// Its elements.
+    pub flat: Tensor<1>,
+    /// Its shape, as it was returned.
+    pub shape: Vec<usize>,
+}
+
+impl<const D: usize> From<Tensor<D>> for Output {
+    fn from(tensor: Tensor<D>) -> Self {
+        Self { shape: tensor.dims().to_vec(), flat: tensor.flatten(0, D - 1) }
+    }
+}
+
 /// A call on tensors of the host, for the oracle.
 #[derive(Debug)]
 pub struct HostCall<'a> {
@@ -262,12 +277,12 @@ pub trait Operator: Sync {
     /// What is known of it.
     fn spec(&self) -> &'static Spec;
 
-    /// Calls the public function; outputs come back flat, in the order of the spec.
+    /// Calls the public function; outputs in the order of the spec. Leading dimensions may be one.
     ///
     /// # Errors
     ///
     /// What the public function returns.
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError>;
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError>;
 
     /// What the forward keeps for [`backward_kernels`](Self::backward_kernels) beside the inputs.
     fn saved(&self, _call: &Call<'_>) -> Vec<Tensor<2>> {

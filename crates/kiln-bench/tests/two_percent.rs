@@ -1,10 +1,10 @@
 //! The gate must convict gradients that are 2 % off everywhere, of every operator, in bf16: the bound of a single
 //! element that has gone through several roundings is wider than that.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use kiln_bench::gate::{self, Check, Options, Report};
 use kiln_bench::host::{BoundedTensor, HostTensor};
-use kiln_bench::registry::{self, Call, Case, Dims, HostCall, Operator, Scale, Spec, Work};
+use kiln_bench::registry::{self, Call, Case, Dims, HostCall, Operator, Output, Scale, Spec, Work};
 use kiln_ops::{OpError, device};
 
 /// An operator whose gradients are too large by this factor.
@@ -18,12 +18,12 @@ impl Operator for Off {
         self.op.spec()
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        let off = |y: Tensor<1>| {
-            let value = y.clone().detach();
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
+        let off = |y: Output| {
+            let value = y.flat.clone().detach();
             // Nothing, with a gradient.
-            let none = (y - value.clone()).mul_scalar(self.factor);
-            value + none
+            let none = (y.flat - value.clone()).mul_scalar(self.factor);
+            Output { flat: value + none, shape: y.shape }
         };
         Ok(self.op.run(call)?.into_iter().map(off).collect())
     }

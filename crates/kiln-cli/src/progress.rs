@@ -199,7 +199,7 @@ impl Observer for Progress {
     }
 
     fn seed_stepped(&mut self, seed: &SeedStep) {
-        let SeedStep { step, block, seed, from, to, gain, reconstruction } = *seed;
+        let SeedStep { step, block, seed, from, to, gain, reconstruction, .. } = *seed;
         let mut line = format!("step {step}: seed {block}.{seed} {from:?} -> {to:?}");
         if let Some(gain) = gain {
             line += &format!(", a gain of {gain:.4}");

@@ -105,6 +105,44 @@ fn a_resumed_life_goes_on_bit_for_bit() {
     assert!(of("whole") == of("parts"));
 }
 
+/// A seed whose blueprint returns no numbers is taken out, and nobody sees it: the run is the one without it, bit for bit.
+#[test]
+fn a_broken_blueprint_is_taken_out() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let steps = ["train.steps=40", "train.checkpoint_every=10"];
+    // Far beyond what a square of f32 holds.
+    let groups = "optimizer.groups=[{parameters=\"*.seeds.mlps\", learning_rate_scale=1e30}]";
+    let mut broken = Memory::default();
+    let overrides = with(&[&steps[..], &["seeds.most=1", groups]].concat());
+    broken.run(&mut place.new_trainer("broken", &overrides)).unwrap();
+    let ways: Vec<SeedState> = broken.seeds.iter().map(|of| of.to).collect();
+    use SeedState::*;
+    assert_eq!(ways, [Germinated, Training, Culled], "{:?}", broken.seeds);
+    let mut plain = Memory::default();
+    let plainly = ["train.steps=40", "train.sample_every=0", "train.checkpoint_every=0"];
+    plain.run(&mut place.new_trainer("plain", &plainly)).unwrap();
+    assert_eq!(broken.numbers(), plain.numbers());
+    // It can be saved, and gone on from.
+    place.resume("broken", &overrides).unwrap();
+}
+
+/// A seed gets an MLP that no other has had.
+#[test]
+fn every_seed_has_an_mlp_of_its_own() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    // All are taken out in training, those of a block before its next begins.
+    let more = ["model.seed_mlps=3", "seeds.reconstruction_loss=-1", "seeds.every=5"];
+    let overrides = [&["seeds.most=0", "train.steps=60"], &more[..]].concat();
+    let mut memory = Memory::default();
+    memory.run(&mut place.new_trainer("culled", &with(&overrides))).unwrap();
+    let germinated = memory.seeds.iter().filter(|of| of.to == SeedState::Germinated);
+    let found: Vec<_> = germinated.map(|of| (of.block, of.seed, of.mlp)).collect();
+    let expected = [(0, 0, Some(0)), (1, 0, Some(0)), (0, 1, Some(1)), (1, 1, Some(1))];
+    assert_eq!(found[..4], expected, "{found:?}");
+}
+
 /// Seeds of one MLP do not live at the same time; one that learns nothing is taken out, and the next one has its MLP.
 #[test]
 fn an_mlp_is_one_seeds_own() {

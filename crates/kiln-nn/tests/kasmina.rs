@@ -1,4 +1,5 @@
-//! Seeds: every transition, the schedules of alpha, and a layer through a whole life, on the CPU.
+//! Seeds: every transition and the schedules of alpha, and a layer through a whole life, on the CPU and where there are
+//! kernels.
 #![cfg(feature = "flex")]
 
 use burn::module::Module;
@@ -282,6 +283,12 @@ fn values<const D: usize>(of: Tensor<D>) -> Vec<f32> {
     of.into_data().iter::<f32>().collect()
 }
 
+/// The CPU, and the device that runs kernels.
+fn devices() -> Vec<Device> {
+    let kernels = kiln_test::device(kiln_ops::device::open).map(|opened| opened.device);
+    std::iter::once(Device::flex()).chain(kernels).collect()
+}
+
 fn layer(device: &Device) -> KasminaLayer {
     let rules = LifecycleConfig::new().with_minimum_epochs([0; 5]).with_ramp(4);
     KasminaLayerConfig::new(10, 3).with_blueprints(2).with_lifecycle(rules).init(device)
@@ -290,7 +297,12 @@ fn layer(device: &Device) -> KasminaLayer {
 /// A seed that trains changes neither what the layer returns nor a gradient of the host, bit for bit, and learns.
 #[test]
 fn training_is_seen_by_nobody() {
-    let device = Device::flex().autodiff();
+    for device in devices() {
+        training_is_seen_by_nobody_on(device.autodiff());
+    }
+}
+
+fn training_is_seen_by_nobody_on(device: Device) {
     let mut layer = layer(&device);
     let x = random([6, 10], &device);
     let weight = random([10, 10], &device).require_grad();
@@ -322,7 +334,12 @@ fn training_is_seen_by_nobody() {
 /// One that trains an MLP either; it learns f(x) = x, and two seeds of one MLP add up.
 #[test]
 fn training_of_an_mlp_is_seen_by_nobody() {
-    let device = Device::flex().autodiff();
+    for device in devices() {
+        training_of_an_mlp_is_seen_by_nobody_on(device.autodiff());
+    }
+}
+
+fn training_of_an_mlp_is_seen_by_nobody_on(device: Device) {
     let rules = LifecycleConfig::new().with_minimum_epochs([0; 5]);
     let config = KasminaLayerConfig::new(10, 3).with_mlps(2).with_lifecycle(rules);
     let mut layer = config.init(&device);
@@ -373,9 +390,32 @@ fn training_of_an_mlp_is_seen_by_nobody() {
 /// In the middle of a graft the record holds all: what goes on from it goes on as the layer itself does, bit for bit.
 #[test]
 fn a_record_goes_on() {
-    let device = Device::flex();
-    let x = random([6, 10], &device);
-    let mut first = layer(&device);
+    use Schedule::*;
+    for device in devices() {
+        for schedule in [Linear, DriftControlled, Momentum, Adaptive, Stability] {
+            a_record_goes_on_with(schedule, &device);
+        }
+    }
+}
+
+fn a_record_goes_on_with(schedule: Schedule, device: &Device) {
+    let x = random([6, 10], device);
+    let rules = LifecycleConfig::new().with_minimum_epochs([0; 5]).with_ramp(40);
+    let config = KasminaLayerConfig::new(10, 3).with_blueprints(2);
+    let config = config.with_lifecycle(rules.with_schedule(schedule));
+    let mut first = config.init(device);
+    // With which every schedule has something to remember.
+    let wait = |lifecycle: &mut Lifecycle, epochs: usize| {
+        for epoch in 0..epochs {
+            let metrics = SeedMetrics {
+                weight_norm: Some(1.0 + 0.02 * epoch as f32),
+                performance_delta: Some(0.02),
+                loss_variance: Some(if epoch < 6 { 0.0 } else { 1.0 }),
+                ..GOOD
+            };
+            lifecycle.epoch(&[metrics; 3]);
+        }
+    };
     let mut lifecycle = first.lifecycle().unwrap();
     for (seed, blend) in [(0, Blend::Add), (2, Blend::Mixed)] {
         lifecycle.germinate(seed, seed / 2, blend).unwrap();
@@ -383,11 +423,11 @@ fn a_record_goes_on() {
         lifecycle.transition(seed, Grafting, &GOOD).unwrap();
     }
     lifecycle.error(2).unwrap();
-    wait(&mut lifecycle, 2);
+    wait(&mut lifecycle, 12);
     lifecycle.step();
     first.follow(&lifecycle).unwrap();
     assert_eq!(first.lifecycle().unwrap(), lifecycle);
-    let mut second = layer(&device).load_record(first.clone().into_record());
+    let mut second = config.init(device).load_record(first.clone().into_record());
     assert_eq!(second.lifecycle().unwrap(), lifecycle);
     for epoch in 0..3 {
         let mut ys = vec![];
@@ -438,7 +478,12 @@ fn ends_wait_too_and_blueprints_are_needed() {
 
 #[test]
 fn telemetry_of_the_last_forwards() {
-    let device = Device::flex();
+    for device in devices() {
+        telemetry_of_the_last_forwards_on(device);
+    }
+}
+
+fn telemetry_of_the_last_forwards_on(device: Device) {
     let layer = KasminaLayerConfig::new(4, 2).with_forwards(3).init(&device);
     for i in 0..5 {
         layer.forward(Tensor::<2>::full([2, 4], i as f32, &device), |x| x);

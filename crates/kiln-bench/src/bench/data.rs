@@ -256,7 +256,7 @@ fn extend(bytes: &mut Vec<u8>, values: impl Iterator<Item = f32>, dtype: DType) 
 }
 
 /// Makes the sets of tensors that a pass rotates through: from a file, or on the device.
-pub(super) struct Maker<'a> {
+pub(crate) struct Maker<'a> {
     data: Option<&'a Data>,
     dtype: DType,
     device: &'a Device,
@@ -265,7 +265,7 @@ pub(super) struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         data: Option<&'a Data>,
         dtype: DType,
         device: &'a Device,
@@ -276,13 +276,14 @@ impl<'a> Maker<'a> {
     }
 
     /// An input, without autodiff.
-    pub(super) fn input(&mut self, part: &Part, turn: usize) -> Input {
+    pub(crate) fn input(&mut self, part: &Part, turn: usize) -> Input {
         let n = part.elements();
-        let integers = |values: Vec<f64>| {
-            Input::int(&HostTensor::new(part.shape.as_slice(), values), false, self.device)
+        let integers = |values: Vec<i64>| {
+            let flat = Tensor::from_data(TensorData::from(values.as_slice()), self.device);
+            Input::Int { leaf: flat.clone(), flat, shape: part.shape.clone() }
         };
         if let Numbers::Ends(last) = part.holds {
-            return integers(ends(n, last).map(|end| end as f64).collect());
+            return integers(ends(n, last).map(|end| end as i64).collect());
         }
         // Numbers from `most` on stand for the last that there is.
         let (classes, most) = match part.holds {
@@ -294,21 +295,20 @@ impl<'a> Maker<'a> {
                 return Input::Float { leaf: rows.clone(), rows, shape: part.shape.clone() };
             }
         };
-        let values: Vec<f64> = match self.data {
+        integers(match self.data {
             Some(data) => {
                 let bytes = data.turned(part, turn, self.sets);
-                bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect()
+                bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()
             }
             None => {
-                let one = |_| self.rng.random_range(0..classes).min(most - 1) as f64;
+                let one = |_| self.rng.random_range(0..classes).min(most - 1) as i64;
                 (0..n).map(one).collect()
             }
-        };
-        Input::int(&HostTensor::new(part.shape.as_slice(), values), false, self.device)
+        })
     }
 
     /// A cotangent, flat and without autodiff.
-    pub(super) fn cotangent(&self, part: &Part) -> Tensor<1> {
+    pub(crate) fn cotangent(&self, part: &Part) -> Tensor<1> {
         self.float(part, [part.elements()], 0)
     }
 

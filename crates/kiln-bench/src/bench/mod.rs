@@ -28,6 +28,7 @@ pub use board::{Board, Samples, Watch};
 pub use cases::{PassWork, TimedCase, cases};
 pub use ceilings::Ceilings;
 pub use compare::{Filter, Selection, compare};
+pub(crate) use data::{Maker, parts};
 pub use data::{Numbers, Part};
 pub use pages::rewrite;
 pub use picture::picture;

@@ -4,7 +4,7 @@ use super::workload::Results;
 use super::*;
 use crate::gate::rounding;
 use crate::operator::Spec;
-use crate::registry::{self, Call, Dims, HostCall};
+use crate::registry::{self, Call, Dims, HostCall, Output};
 use crate::{host::BoundedTensor, spot::Spot};
 use burn::tensor::Tensor;
 use kiln_ops::{OpError, device};
@@ -79,9 +79,10 @@ impl Operator for OffWhereTimed {
         self.0.spec()
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let timed = call.inputs.iter().all(|input| input.shape() == [SIDE, SIDE]);
-        let off = |y: Tensor<1>| if timed { y.mul_scalar(1.02) } else { y };
+        let off =
+            |y: Output| Output { flat: if timed { y.flat.mul_scalar(1.02) } else { y.flat }, ..y };
         Ok(self.0.run(call)?.into_iter().map(off).collect())
     }
 

@@ -148,7 +148,8 @@ impl<'a> Workload<'a> {
 
     fn run(&self, inputs: &[Input], on: Implementation) -> Result<Vec<Tensor<1>>, String> {
         let call = Call { inputs, attributes: &self.attributes };
-        policy::force(on, || self.op.run(&call)).map_err(|e| e.to_string())
+        let outputs = policy::force(on, || self.op.run(&call)).map_err(|e| e.to_string())?;
+        Ok(outputs.into_iter().map(|output| output.flat).collect())
     }
 
     fn set(&self, turn: usize) -> &[Input] {
@@ -340,13 +341,13 @@ impl<'a> Workload<'a> {
     /// Makes one call under an audit: memory that a kernel does not write may hold the right answer of the call
     /// before.
     pub(super) fn audit(&self, implementation: Implementation) -> Result<(), String> {
-        let (made, findings) = gate::audited(|| {
+        let (made, gate::Audited { errors, .. }) = gate::audited(|| {
             let made = self.make(1, implementation)?;
             self.device.sync().map_err(|e| format!("{e:?}"))?;
             Ok::<_, String>(made)
         });
         made?;
-        findings.into_iter().next().map_or(Ok(()), |(_, what)| Err(what))
+        errors.into_iter().next().map_or(Ok(()), |(_, what)| Err(what))
     }
 
     /// Runs the burst that is timed, and returns what its last call left.

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::attributes::Attributes;
 use crate::host::{self, BoundedTensor, HostTensor, Input, Layout};
-use crate::operator::{InputSpec, with_saved};
+use crate::operator::{InputSpec, Output, with_saved};
 use crate::registry::{Call, Case, Holds, HostCall, Operator};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_ops::oracle::Rounding;
@@ -138,6 +138,8 @@ pub struct Run {
     pub gradients: Vec<HostTensor>,
     /// The same as the backward kernels make them past autodiff, where they were asked.
     pub kernels: Vec<HostTensor>,
+    /// Inputs and cotangents that were not afterwards what they were before, or had something written around them.
+    pub changed: Vec<String>,
 }
 
 impl Run {
@@ -186,17 +188,15 @@ pub(super) fn untracked(
     let run = || {
         let inputs = upload(op, data, dtype, layout, false, device);
         let call = Call { inputs: &inputs, attributes: &data.attributes };
-        let outputs = op.run(&call).map_err(|e| e.to_string())?;
-        let pairs = outputs.iter().zip(&data.outputs);
-        let outputs: Result<Vec<HostTensor>, String> =
-            pairs.map(|(output, expected)| read(output, &expected.shape)).collect();
-        Ok(Run { outputs: outputs?, gradients: vec![], kernels: vec![] })
+        let (_, outputs) = outputs(op, &call, data, dtype, device)?;
+        let changed = changed(op, data, &inputs, dtype, layout, device);
+        Ok(Run { outputs, gradients: vec![], kernels: vec![], changed })
     };
     caught(|| policy::force(Implementation::Fused, run))
 }
 
-/// The gradients as the backward kernels make them past autodiff, which is what `kiln bench` times; none where
-/// an operator has no such way.
+/// The gradients as the backward kernels make them past autodiff, which is what `kiln bench` times, and inputs and
+/// cotangents that were changed; none where an operator has no such way.
 ///
 /// # Errors
 ///
@@ -207,37 +207,52 @@ pub(super) fn kernels(
     dtype: DType,
     layout: Layout,
     device: &Device,
-) -> Result<Vec<HostTensor>, String> {
+) -> Result<(Vec<HostTensor>, Vec<String>), String> {
     let run = || {
         let inputs = upload(op, data, dtype, layout, false, device);
+        // A cotangent is contiguous, as a backward gets it.
         let outputs = op.spec().outputs.iter().zip(&data.cotangents);
-        let cotangents: Vec<Tensor<1>> = outputs
+        let uploaded: Vec<(String, HostTensor, DType, Input)> = outputs
             .map(|(output, cotangent)| {
                 let dtype = if output.f32 { DType::F32 } else { dtype };
-                let n = cotangent.values.len();
-                let flat = TensorData::new(cotangent.values.clone(), [n]).convert_dtype(dtype);
-                Tensor::from_data(flat, (device, dtype))
+                let flat = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
+                let input = Input::float(&flat, dtype, Layout::Allocated, false, device);
+                (format!("the cotangent of `{}`", output.name), flat, dtype, input)
             })
             .collect();
-        if cotangents.is_empty() {
-            return Ok(vec![]);
+        if uploaded.is_empty() {
+            return Ok((vec![], vec![]));
         }
+        let cotangent = |(.., input): &(String, HostTensor, DType, Input)| match input {
+            Input::Float { rows, .. } => rows.clone().flatten(0, 1),
+            Input::Int { .. } => unreachable!("cotangents are float"),
+        };
+        let cotangents: Vec<Tensor<1>> = uploaded.iter().map(cotangent).collect();
         let inputs = with_saved(op, inputs, &data.attributes);
         let call = Call { inputs: &inputs, attributes: &data.attributes };
-        let Some(kernels) = op.backward_kernels(&call, &cotangents) else { return Ok(vec![]) };
+        let Some(kernels) = op.backward_kernels(&call, &cotangents) else {
+            return Ok((vec![], vec![]));
+        };
         let gradients = op.gradients(&call, &cotangents, kernels);
         if gradients.len() != data.gradients.len() {
             let (found, expected) = (gradients.len(), data.gradients.len());
             return Err(format!("the backward kernels return {found} gradients, not {expected}"));
         }
         let pairs = gradients.iter().zip(&data.gradients);
-        pairs.map(|(gradient, expected)| read(gradient, &expected.shape)).collect()
+        let found: Result<Vec<HostTensor>, String> =
+            pairs.map(|(gradient, expected)| read(gradient, &expected.shape)).collect();
+        let mut changed = changed(op, data, &inputs, dtype, layout, device);
+        changed.extend(uploaded.iter().filter_map(|(name, host, dtype, input)| {
+            let kept = input.unchanged(host, *dtype, Layout::Allocated, device);
+            kept.err().map(|what| format!("{name} {what}"))
+        }));
+        Ok((found?, changed))
     };
     caught(|| policy::force(Implementation::Fused, run))
 }
 
 /// A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.
-fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(super) fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
@@ -263,6 +278,61 @@ fn upload(
     inputs.map(one).collect()
 }
 
+/// Which inputs are not what was uploaded.
+fn changed(
+    op: &dyn Operator,
+    data: &Data,
+    inputs: &[Input],
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> Vec<String> {
+    let all = op.spec().inputs.iter().zip(&data.inputs).zip(inputs);
+    all.filter_map(|((spec, host), input)| {
+        let dtype = if spec.holds.is_f32() { DType::F32 } else { dtype };
+        let kept = input.unchanged(host, dtype, layout, device);
+        kept.err().map(|what| format!("`{}` {what}", spec.name))
+    })
+    .collect()
+}
+
+/// The outputs of a call, on the device and read, if they are what the spec says.
+fn outputs(
+    op: &dyn Operator,
+    call: &Call<'_>,
+    data: &Data,
+    dtype: DType,
+    device: &Device,
+) -> Result<(Vec<Tensor<1>>, Vec<HostTensor>), String> {
+    let outputs = op.run(call).map_err(|e| e.to_string())?;
+    if outputs.len() != data.outputs.len() {
+        return Err(format!("{} outputs, not {}", outputs.len(), data.outputs.len()));
+    }
+    let mut found = vec![];
+    for ((Output { flat, shape }, expected), spec) in
+        outputs.iter().zip(&data.outputs).zip(op.spec().outputs)
+    {
+        // Leading dimensions may be one.
+        let (leading, last) =
+            expected.shape.split_at(expected.shape.len().saturating_sub(shape.len() - 1));
+        let merged = std::iter::once(leading.iter().product()).chain(last.iter().copied());
+        if expected.shape != *shape && !merged.eq(shape.iter().copied()) {
+            let (name, expected) = (spec.name, &expected.shape);
+            return Err(format!("`{name}` has shape {shape:?}, not {expected:?}"));
+        }
+        let dtype = if spec.f32 { DType::F32 } else { dtype };
+        if flat.dtype() != dtype {
+            return Err(format!("`{}` is {:?}, not {dtype:?}", spec.name, flat.dtype()));
+        }
+        let at = flat.clone().inner().device();
+        if at != *device {
+            return Err(format!("`{}` is on {at:?}, not on {device:?}", spec.name));
+        }
+        found.push(read(flat, &expected.shape)?);
+    }
+    Ok((outputs.into_iter().map(|output| output.flat).collect(), found))
+}
+
 /// Reads what should have the shape of `expected`; flat if it cannot have it.
 fn read<const D: usize>(tensor: &Tensor<D>, expected: &[usize]) -> Result<HostTensor, String> {
     let values = host::download(tensor)?;
@@ -281,11 +351,7 @@ fn run(
     let backward = !data.cotangents.is_empty();
     let inputs = upload(op, data, dtype, layout, backward, device);
     let call = Call { inputs: &inputs, attributes: &data.attributes };
-    let outputs = op.run(&call).map_err(|e| e.to_string())?;
-    let pairs = outputs.iter().zip(&data.outputs);
-    let found: Result<Vec<HostTensor>, String> =
-        pairs.map(|(output, expected)| read(output, &expected.shape)).collect();
-    let found = found?;
+    let (outputs, found) = outputs(op, &call, data, dtype, device)?;
     let mut gradients = vec![];
     if backward {
         let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
@@ -307,16 +373,27 @@ fn run(
             }
         }
     }
-    Ok(Run { outputs: found, gradients, kernels: vec![] })
+    let changed = changed(op, data, &inputs, dtype, layout, device);
+    Ok(Run { outputs: found, gradients, kernels: vec![], changed })
 }
 
-/// Runs `f` under an audit of kernel outputs: what was never written, or written outside.
+/// What an audit saw.
+pub(crate) struct Audited {
+    /// Buffers that kernels were handed to write.
+    pub(crate) buffers: usize,
+    /// What was never written, or written outside.
+    pub(crate) errors: Vec<(Check, String)>,
+}
+
+/// Runs `f` under an audit of kernel outputs.
 #[cfg(feature = "cube")]
-pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
+pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Audited) {
     let audit = kiln_ops::launch::audit::Audit::begin();
     let result = f();
     let mut errors = vec![];
-    for finding in audit.finish() {
+    let findings = audit.finish();
+    let buffers = findings.len();
+    for finding in findings {
         if finding.unwritten > 0 || finding.error.is_some() {
             errors.push((Check::Written, finding.to_string()));
         }
@@ -324,13 +401,13 @@ pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
             errors.push((Check::Guards, finding.to_string()));
         }
     }
-    (result, errors)
+    (result, Audited { buffers, errors })
 }
 
 /// Runs `f`: without a CubeCL device there are no kernels to audit.
 #[cfg(not(feature = "cube"))]
-pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Vec<(Check, String)>) {
-    (f(), vec![])
+pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Audited) {
+    (f(), Audited { buffers: 0, errors: vec![] })
 }
 
 /// Fills memory of the sizes that the operator is going to ask for with NaN and frees it.

@@ -9,6 +9,7 @@
 //! * the oracle's own gradients against finite differences;
 //! * every element of every kernel output written, and nothing outside it (an audit hands the
 //!   kernels poisoned outputs between guard bands);
+//! * inputs and cotangents the same afterwards, bit for bit, and the poison around them;
 //! * on a device taken for one with two multiprocessors and little memory too, so that small shapes reach
 //!   the plans of large ones; which plans were reached is part of the report;
 //! * right again after freed memory was filled with NaN, and the same bits as before;
@@ -20,13 +21,15 @@ mod finite;
 mod fuzz;
 mod plans;
 mod report;
+mod stress;
 
-pub(crate) use execute::audited;
+pub(crate) use execute::{Audited, audited};
 pub use execute::{Data, Run, execute, poison};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, Outcome, Report};
+pub use stress::stress;
 
-use crate::host::Layout;
+use crate::host::{HostTensor, Layout};
 use crate::registry::{Case, Operator, Spec};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
@@ -330,18 +333,20 @@ impl<'a> Gate<'a> {
             on_family(family, || -> Result<Run, String> {
                 let mut run = execute(op, &data, dtype, layout, device, implementation)?;
                 if implementation == Implementation::Fused {
-                    run.kernels = execute::kernels(op, &data, dtype, layout, device)?;
+                    let (kernels, changed) = execute::kernels(op, &data, dtype, layout, device)?;
+                    run.kernels = kernels;
+                    run.changed.extend(changed);
                 }
                 Ok(run)
             })
         };
 
-        let first = self.audit(&what, &run);
+        let first = self.audit(&data, &what, &run);
         self.compare(&data, first.as_ref(), &what);
         if implementation == Implementation::Fused && op.untracked() {
             let what = format!("{what}, no gradient wanted");
             let run = || on_family(family, || execute::untracked(op, &data, dtype, layout, device));
-            let found = self.audit(&what, &run);
+            let found = self.audit(&data, &what, &run);
             self.compare(&data, found.as_ref(), &what);
             if let (Ok(found), Ok(again)) = (found, run()) {
                 self.repeats(&found, &again, &what);
@@ -357,12 +362,34 @@ impl<'a> Gate<'a> {
     }
 
     /// What `run` returns, with what its kernels wrote.
-    fn audit(&mut self, what: &str, run: &impl Fn() -> Result<Run, String>) -> Result<Run, String> {
-        let (result, findings) = audited(run);
+    fn audit(
+        &mut self,
+        data: &Data,
+        what: &str,
+        run: &impl Fn() -> Result<Run, String>,
+    ) -> Result<Run, String> {
+        let nothing = data.inputs.first().is_some_and(|input| input.values.is_empty());
+        let (result, Audited { buffers, errors }) = audited(run);
         self.report.ran(Check::Written);
         self.report.ran(Check::Guards);
-        for (check, error) in findings {
+        for (check, error) in errors {
             self.report.fail(check, what, error);
+        }
+        // A result that no kernel was handed is one that the audit did not see. Of no rows no kernel makes any.
+        if let (Ok(run), Implementation::Fused) = (&result, self.implementation) {
+            // An output that is another one may be its memory.
+            let mut outputs: Vec<&HostTensor> = vec![];
+            for output in &run.outputs {
+                if !outputs.contains(&output) {
+                    outputs.push(output);
+                }
+            }
+            let results = outputs.into_iter().chain(&run.gradients).chain(&run.kernels);
+            let results = results.filter(|of| !of.values.is_empty()).count();
+            if buffers < results && !nothing {
+                let error = format!("{results} results, of which the audit saw {buffers} written");
+                self.report.fail(Check::Written, what, error);
+            }
         }
         result
     }
@@ -429,6 +456,10 @@ impl<'a> Gate<'a> {
         let outputs = run.outputs.len();
         self.report.ran(Check::Forward);
         self.report.ran(Check::Bias);
+        self.report.ran(Check::Inputs);
+        for changed in &run.changed {
+            self.report.fail(Check::Inputs, what, changed.clone());
+        }
         if !run.gradients.is_empty() {
             self.report.ran(Check::Gradients);
         }

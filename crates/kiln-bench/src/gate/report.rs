@@ -19,6 +19,8 @@ pub enum Check {
     Written,
     /// Nothing written outside them.
     Guards,
+    /// Inputs and cotangents as they were, and what stands around them.
+    Inputs,
     /// Kernel and reference in both orders.
     Order,
     /// The same bits twice.
@@ -29,12 +31,13 @@ pub enum Check {
 
 impl Check {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Forward,
         Self::Gradients,
         Self::Bias,
         Self::Written,
         Self::Guards,
+        Self::Inputs,
         Self::Order,
         Self::Repeat,
         Self::FiniteDifferences,
@@ -48,6 +51,7 @@ impl Check {
             Self::Bias => "bias",
             Self::Written => "all written",
             Self::Guards => "guards",
+            Self::Inputs => "inputs kept",
             Self::Order => "both orders",
             Self::Repeat => "same bits",
             Self::FiniteDifferences => "finite diff.",
@@ -137,7 +141,7 @@ impl Report {
                 Check::Gradients => differentiable,
                 // There is one oracle for all families.
                 Check::FiniteDifferences => differentiable && family.is_none(),
-                Check::Forward | Check::Bias | Check::Repeat => true,
+                Check::Forward | Check::Bias | Check::Inputs | Check::Repeat => true,
             };
             let outcome = if applies { Outcome::Passed } else { Outcome::NotApplicable };
             Checked { check, outcome, runs: 0, failed: 0, worst: None, at: None }

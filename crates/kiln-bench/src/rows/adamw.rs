@@ -91,7 +91,7 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let (value, grad) = (call.rows(0), call.rows(1));
         let dtype = grad.dtype();
         let empty = || Tensor::empty(value.dims(), (&value.device(), dtype));
@@ -101,7 +101,7 @@ impl Operator for Row {
         let scale = (!missing).then(|| call.float(SCALE));
         let moved = adamw(of, grad, scale, options(call.attributes))?;
         let copy = moved.copy.unwrap_or_else(|| moved.value.clone());
-        Ok([moved.value, moved.first, moved.second, copy].map(|of| of.flatten(0, 1)).into())
+        Ok([moved.value, moved.first, moved.second, copy].map(Output::from).into())
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {

@@ -6,7 +6,9 @@ use crate::attributes::{Attribute, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::add_rms_norm::{add_rms_norm, oracle};
 
@@ -40,11 +42,11 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let weight = call.rows(2).flatten(0, 1);
         let eps = call.attributes.number("eps");
         let (sum, y) = add_rms_norm(call.rows(0), call.rows(1), weight, eps)?;
-        Ok(vec![sum.flatten(0, 1), y.flatten(0, 1)])
+        Ok(vec![sum.into(), y.into()])
     }
 
     /// The sum.

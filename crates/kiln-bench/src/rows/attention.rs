@@ -125,13 +125,13 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let ([q, k, v], options) = (tensors(call), options(call.attributes));
         let y = match documents(call)? {
             Some(documents) => attention_documents(q, k, v, &documents, options)?,
             None => attention(q, k, v, options)?,
         };
-        Ok(vec![y.flatten(0, 3)])
+        Ok(vec![y.into()])
     }
 
     #[cfg(feature = "cube")]

@@ -63,9 +63,9 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let [a, b, c, z] = tensors(call);
-        Ok(vec![bk(a, b, c, z, options(call.attributes))?.flatten(0, 2)])
+        Ok(vec![bk(a, b, c, z, options(call.attributes))?.into()])
     }
 
     #[cfg(feature = "cube")]

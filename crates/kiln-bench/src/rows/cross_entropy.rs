@@ -6,7 +6,9 @@ use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::cross_entropy::oracle;
 use kiln_ops::cross_entropy::{CrossEntropyOptions, cross_entropy};
@@ -60,8 +62,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        Ok(vec![cross_entropy(call.rows(0), call.int(1), options(call.attributes))?])
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
+        Ok(vec![cross_entropy(call.rows(0), call.int(1), options(call.attributes))?.into()])
     }
 
     #[cfg(feature = "cube")]

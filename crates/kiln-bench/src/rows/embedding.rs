@@ -5,7 +5,9 @@ use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::embedding::{EmbeddingOptions, embedding, oracle};
 
@@ -41,12 +43,12 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let [batch, length] = call.inputs[1].shape() else { unreachable!("[B, T]") };
         let tokens = call.int(1).reshape([*batch, *length]);
         // The gate draws tokens that fit, and `kiln op` checks those that it reads.
         let options = EmbeddingOptions { check_tokens: false, ..EmbeddingOptions::default() };
-        Ok(vec![embedding(call.rows(0), tokens, options)?.flatten(0, 2)])
+        Ok(vec![embedding(call.rows(0), tokens, options)?.into()])
     }
 
     #[cfg(feature = "cube")]

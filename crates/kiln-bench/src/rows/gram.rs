@@ -55,11 +55,11 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let alpha = call.attributes.number("alpha");
         let options = MatmulOptions { alpha, symmetric: true, ..MatmulOptions::default() };
         let [a, at] = operands(call);
-        Ok(vec![matmul(a, at, options)?.flatten(0, 2)])
+        Ok(vec![matmul(a, at, options)?.into()])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {

@@ -5,7 +5,9 @@ use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::kasmina::{
     Blend, BlueprintCounts, KasminaOptions, Seed, SeedState, Seeds, kasmina, oracle,
@@ -125,11 +127,11 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         // The gate draws seeds that fit, and `refuse` looks at those that `kiln op` reads.
         let options = KasminaOptions { check_seeds: false };
         let (y, seen) = kasmina(call.rows(0), call.rows(BLUEPRINTS), &seeds(call), options)?;
-        Ok(vec![y.flatten(0, 1), seen.mean, seen.variance])
+        Ok(vec![y.into(), seen.mean.into(), seen.variance.into()])
     }
 
     #[cfg(feature = "cube")]

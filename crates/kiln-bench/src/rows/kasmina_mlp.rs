@@ -8,7 +8,9 @@ use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::kasmina::{Blend, BlueprintCounts, KasminaOptions, SeedState, chunk};
 use kiln_ops::kasmina_mlp::{MOST_FEATURES, kasmina_mlp, mlp_rows, oracle};
@@ -88,12 +90,12 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         // As in kasmina.
         let options = KasminaOptions { check_seeds: false };
         let (blueprints, mlps) = (call.rows(BLUEPRINTS), call.float::<3>(MLPS));
         let (y, seen) = kasmina_mlp(call.rows(0), blueprints, mlps, &seeds(call), options)?;
-        Ok(vec![y.flatten(0, 1), seen.mean, seen.variance])
+        Ok(vec![y.into(), seen.mean.into(), seen.variance.into()])
     }
 
     #[cfg(feature = "cube")]

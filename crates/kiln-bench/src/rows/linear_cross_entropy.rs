@@ -61,9 +61,9 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let options = options(call.attributes);
-        Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?])
+        Ok(vec![linear_cross_entropy(call.rows(0), call.rows(1), call.int(2), options)?.into()])
     }
 
     fn gradients_in_forward(&self) -> bool {

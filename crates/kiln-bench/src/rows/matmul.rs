@@ -140,11 +140,11 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let options =
             MatmulOptions { alpha: call.attributes.number("alpha"), ..MatmulOptions::default() };
         let y = matmul(device(call, 0, self.a), device(call, 1, self.b), options)?;
-        Ok(vec![y.flatten(0, 2)])
+        Ok(vec![y.into()])
     }
 
     #[cfg(feature = "cube")]

@@ -59,9 +59,9 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let (x, f, h_post, h_res) = tensors(call);
-        Ok(vec![mhc_post(x, f, h_post, h_res)?.flatten(0, 3)])
+        Ok(vec![mhc_post(x, f, h_post, h_res)?.into()])
     }
 
     #[cfg(feature = "cube")]

@@ -102,7 +102,7 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let (phi, alpha, bias) = (call.float(PHI), call.float(PHI + 1), call.float(PHI + 2));
         let (y, next) = mhc_post_pre(
             post(call),
@@ -112,8 +112,8 @@ impl Operator for Row {
             gamma(call, GAMMA),
             options(call.attributes),
         )?;
-        let small = [next.h_post.flatten(0, 2), next.h_res.flatten(0, 3)];
-        Ok([y.flatten(0, 3), next.h_in.flatten(0, 2)].into_iter().chain(small).collect())
+        let small = [next.h_post.into(), next.h_res.into()];
+        Ok([y.into(), next.h_in.into()].into_iter().chain(small).collect())
     }
 
     #[cfg(feature = "cube")]

@@ -112,10 +112,10 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let (x, phi, gamma) = (call.float(0), call.float(1), gamma(call, GAMMA));
         let of = mhc_pre(x, phi, call.float(2), call.float(3), gamma, options(call.attributes))?;
-        Ok(vec![of.h_in.flatten(0, 2), of.h_post.flatten(0, 2), of.h_res.flatten(0, 3)])
+        Ok(vec![of.h_in.into(), of.h_post.into(), of.h_res.into()])
     }
 
     #[cfg(feature = "cube")]

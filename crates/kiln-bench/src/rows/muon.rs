@@ -99,7 +99,7 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let shape = stack(call.inputs[0].shape());
         let [value, grad, momentum] = [0, 1, 2].map(|i| call.rows(i).reshape(shape));
         let missing = call.inputs[SCALE].shape().contains(&0);
@@ -111,7 +111,7 @@ impl Operator for Row {
         let of = MuonWeight { value, momentum, copy };
         let one = |MuonWeight { value, momentum, copy }: MuonWeight<3>| {
             let copy = copy.unwrap_or_else(|| value.clone());
-            [value, momentum, copy].map(|of| of.flatten(0, 2))
+            [value, momentum, copy].map(Output::from)
         };
         Ok(muon(vec![of], vec![grad], scale, &options)?.into_iter().flat_map(one).collect())
     }

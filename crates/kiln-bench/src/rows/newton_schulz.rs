@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::{BoundedTensor, Input};
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use kiln_ops::OpError;
 use kiln_ops::newton_schulz::oracle;
 use kiln_ops::newton_schulz::{Coefficients, NewtonSchulzOptions, newton_schulz};
@@ -58,12 +58,12 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let Input::Float { shape, .. } = &call.inputs[0] else {
             unreachable!("the input is float")
         };
         let g = call.rows(0).reshape(stack(shape));
-        Ok(vec![newton_schulz(g, options(call.attributes))?.flatten(0, 2)])
+        Ok(vec![newton_schulz(g, options(call.attributes))?.into()])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {

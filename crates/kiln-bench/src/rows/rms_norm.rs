@@ -5,7 +5,9 @@ use crate::attributes::{Attribute, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::rms_norm::{oracle, rms_norm};
 
@@ -54,10 +56,10 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let weight = call.rows(1).flatten(0, 1);
         let y = rms_norm(call.rows(0), weight, call.attributes.number("eps"))?;
-        Ok(vec![y.flatten(0, 1)])
+        Ok(vec![y.into()])
     }
 
     #[cfg(feature = "cube")]

@@ -73,7 +73,7 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let x = call.float::<4>(0);
         let [_, _, _, width] = x.dims();
         let truncated = call.attributes.flag("truncated");
@@ -87,7 +87,7 @@ impl Operator for Row {
             });
         }
         let table = table(&x, call.attributes)?;
-        Ok(vec![rope(x, &table, 0)?.flatten(0, 3)])
+        Ok(vec![rope(x, &table, 0)?.into()])
     }
 
     #[cfg(feature = "cube")]

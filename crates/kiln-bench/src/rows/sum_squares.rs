@@ -4,7 +4,7 @@ use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use kiln_ops::OpError;
 use kiln_ops::sum_squares::{oracle, sum_squares};
 
@@ -28,8 +28,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        Ok(vec![sum_squares(call.rows(0), call.float(1))?])
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
+        Ok(vec![sum_squares(call.rows(0), call.float(1))?.into()])
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {

@@ -3,7 +3,9 @@
 use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::swiglu::{oracle, swiglu};
 
@@ -39,8 +41,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
-        Ok(vec![swiglu(call.rows(0), call.rows(1))?.flatten(0, 1)])
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
+        Ok(vec![swiglu(call.rows(0), call.rows(1))?.into()])
     }
 
     #[cfg(feature = "cube")]

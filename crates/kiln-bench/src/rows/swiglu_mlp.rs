@@ -4,7 +4,9 @@ use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use kiln_ops::OpError;
 use kiln_ops::swiglu_mlp::{oracle, swiglu_mlp};
 
@@ -62,9 +64,9 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let y = swiglu_mlp(call.rows(0), call.rows(1), call.rows(2), call.rows(3))?;
-        Ok(vec![y.flatten(0, 1)])
+        Ok(vec![y.into()])
     }
 
     #[cfg(feature = "cube")]

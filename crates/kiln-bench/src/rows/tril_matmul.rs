@@ -55,10 +55,10 @@ impl Operator for Row {
         true
     }
 
-    fn run(&self, call: &Call<'_>) -> Result<Vec<Tensor<1>>, OpError> {
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let shape = call.inputs[0].shape();
         let y = tril_matmul(device(call, 0, shape), device(call, 1, shape))?;
-        Ok(vec![y.flatten(0, 2)])
+        Ok(vec![y.into()])
     }
 
     #[cfg(feature = "cube")]

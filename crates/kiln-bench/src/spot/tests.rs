@@ -225,7 +225,7 @@ fn a_stack_is_checked_matrix_by_matrix() {
     let case = Case::new([&[z, k, m], &[z, k, n]]);
     let attributes = case.attributes(op.spec()).unwrap();
     let call = Call { inputs: &inputs, attributes: &attributes };
-    let y = op.run(&call).unwrap().remove(0);
+    let y = op.run(&call).unwrap().remove(0).flat;
     let check = |y: Tensor<1>| {
         let call = Call { inputs: &inputs, attributes: &attributes };
         let results = [y];

@@ -166,14 +166,12 @@ fn reference<O: Operator + ?Sized>(
     let inputs: Vec<Input> = spot.call.inputs.iter().map(cast).collect();
     let call = Call { inputs: &inputs, attributes: spot.call.attributes };
     let outputs = policy::force(Implementation::Reference, || op.run(&call));
-    let outputs = outputs.map_err(|e| e.to_string())?;
+    let outputs = outputs.map_err(|e| e.to_string())?.into_iter().map(|output| output.flat);
     if !backward {
-        return Ok(outputs);
+        return Ok(outputs.collect());
     }
-    let pulls = outputs
-        .into_iter()
-        .zip(spot.cotangents)
-        .map(|(y, dy)| host::weighted(y, dy.clone().autodiff()));
+    let pulls =
+        outputs.zip(spot.cotangents).map(|(y, dy)| host::weighted(y, dy.clone().autodiff()));
     let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
     let gradients = host::gradients(&inputs, &loss.backward())?;
     Ok(gradients.into_iter().map(|gradient| gradient.flatten(0, 1)).collect())

@@ -33,6 +33,18 @@ pub struct Args {
     /// Random cases for each operator and element type, at most 100000.
     #[arg(long, default_value_t = 8, allow_negative_numbers = true, value_parser = cases)]
     fuzz: usize,
+    /// Stress instead: a call, forward and backward, so many times beside other work of the device, the same bits each
+    /// time; on CUDA at the size of a layer of a 124M model.
+    #[arg(
+        long,
+        value_name = "CALLS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1000",
+        allow_negative_numbers = true,
+        value_parser = positive
+    )]
+    stress: Option<NonZeroUsize>,
     /// Processes that verify at a time, 1 for this one alone; as many as cores and memory allow if it is
     /// not given.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
@@ -51,7 +63,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say(format_args!("device: {}", opened.why));
     }
     let options = Options { seed: args.seed, fuzz: args.fuzz, family: None };
-    let parts = Parts::new(&ops, &opened, options);
+    let parts = match args.stress {
+        Some(calls) => Parts::stressed(&ops, &opened, calls.into()),
+        None => Parts::new(&ops, &opened, options),
+    };
     if args.worker {
         parts.serve()?;
         return Ok(ExitCode::SUCCESS);

@@ -129,6 +129,7 @@ impl<M: LanguageModel> Replica<M> {
             let model = self.model();
             let loss = model.loss(inputs, targets).div_scalar(train.accumulation as f64);
             let grads = GradientsParams::from_grads(loss.backward(), model);
+            let grads = self.finite_beside(grads);
             // Sums of several are f32.
             let grads = if train.accumulation > 1 { in_f32(model, grads) } else { grads };
             gradients.accumulate(model, grads);
@@ -145,6 +146,29 @@ impl<M: LanguageModel> Replica<M> {
             self.model = Some(model.after_step(self.optimizer.steps()));
         }
         Ok(Tensor::cat(vec![loss, norm], 0))
+    }
+
+    /// The gradients, with 0 for what is no number in those of parameters that learn beside the model: the run goes on
+    /// without them.
+    fn finite_beside(&self, grads: GradientsParams) -> GradientsParams {
+        struct Finite<'a>(GradientsParams, &'a [ParamId]);
+        impl ModuleVisitor for Finite<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if !self.1.contains(&param.id) {
+                    return;
+                }
+                if let Some(grad) = self.0.remove::<D>(param.id) {
+                    let broken = grad.clone().is_finite().bool_not();
+                    self.0.register(param.id, grad.mask_fill(broken, 0.0));
+                }
+            }
+        }
+        if self.beside.is_empty() {
+            return grads;
+        }
+        let mut finite = Finite(grads, &self.beside);
+        self.model().visit(&mut finite);
+        finite.0
     }
 
     /// Everything that the model holds, by name, parameters as the optimizer has them.

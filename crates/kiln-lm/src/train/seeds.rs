@@ -14,6 +14,7 @@ use crate::run::{Kind, Record};
 use burn::module::Module;
 use burn::tensor::DType;
 use kiln_nn::kasmina::{Blend, Life, Lifecycle, Schedule, SeedMetrics, SeedState, following};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Epochs over whose losses stability is taken.
@@ -28,6 +29,8 @@ pub struct SeedStep {
     pub block: usize,
     /// Number of the seed in it.
     pub seed: usize,
+    /// Number of its MLP among those of the block, of a seed that has germinated.
+    pub mlp: Option<usize>,
     /// The state that it has left.
     pub from: SeedState,
     /// The one that it is in.
@@ -120,7 +123,6 @@ impl Garden {
         let SeedsConfig { first, every, most, .. } = self.config;
         let (first, every) = (first as u64, every as u64);
         let all: usize = self.lives.values().map(|of| of.lives().len()).sum();
-        let dormant = |of: &Life| of.seed().state == SeedState::Dormant;
         let lives = self.lives.values().flat_map(Lifecycle::lives);
         let begun = all - lives.filter(|life| dormant(life)).count();
         let most = if most == 0 { all } else { most.min(all) };
@@ -129,23 +131,40 @@ impl Garden {
         if epoch < first || !(epoch - first).is_multiple_of(every) || begun >= most {
             return;
         }
-        let most_dormant =
-            |lives: &&mut Lifecycle| lives.lives().iter().filter(|l| dormant(l)).count();
-        // Of several the first: the last is what `max_by_key` takes.
-        let Some(lifecycle) = self.lives.values_mut().rev().max_by_key(most_dormant) else {
-            return;
-        };
-        let Some(seed) = lifecycle.lives().iter().position(dormant) else { return };
-        // What a seed in training learns must not move what another has blended in.
-        let held = |mlp: &usize| {
-            let mut lives = lifecycle.lives().iter().map(Life::seed);
-            let ended = |state| following(state).is_empty() && state != SeedState::Fossilized;
-            lives.any(|seed| seed.blueprint == Some(*mlp) && !ended(seed.state))
-        };
-        let Some(mlp) = (0..self.mlps).find(|mlp| !held(mlp)) else { return };
-        let germinated = lifecycle.germinate(seed, mlp, Blend::Mlp);
-        debug_assert!(germinated.is_ok(), "a dormant seed");
+        let Some((block, seed, mlp)) = next(&self.lives, self.mlps) else { return };
+        if let Some(lifecycle) = self.lives.get_mut(&block) {
+            let germinated = lifecycle.germinate(seed, mlp, Blend::Mlp);
+            debug_assert!(germinated.is_ok(), "a dormant seed");
+        }
     }
+}
+
+fn dormant(life: &Life) -> bool {
+    life.seed().state == SeedState::Dormant
+}
+
+/// The next seed to germinate and its MLP: of the block with the most dormant seeds, of several the first. One without a
+/// free MLP keeps no other waiting.
+fn next(lives: &BTreeMap<usize, Lifecycle>, mlps: usize) -> Option<(usize, usize, usize)> {
+    let count = |of: &Lifecycle| of.lives().iter().filter(|life| dormant(life)).count();
+    let mut blocks: Vec<_> = lives.iter().collect();
+    blocks.sort_by_key(|(_, lifecycle)| Reverse(count(lifecycle)));
+    blocks.into_iter().find_map(|(block, lifecycle)| {
+        let seed = lifecycle.lives().iter().position(dormant)?;
+        Some((*block, seed, free_mlp(lifecycle, mlps)?))
+    })
+}
+
+/// An MLP for the next seed: one that no seed has had, else one whose seeds have ended, as they have left it. What a seed in
+/// training learns must not move what another has blended in.
+fn free_mlp(lifecycle: &Lifecycle, mlps: usize) -> Option<usize> {
+    let had = |mlp: usize| {
+        let lives = lifecycle.lives().iter().map(Life::seed);
+        lives.filter(move |seed| seed.blueprint == Some(mlp)).map(|seed| seed.state)
+    };
+    let ended = |state| following(state).is_empty() && state != SeedState::Fossilized;
+    let unused = (0..mlps).find(|mlp| had(*mlp).next().is_none());
+    unused.or_else(|| (0..mlps).find(|mlp| had(*mlp).all(ended)))
 }
 
 /// Sends a seed as far as it may go; at most one state further.
@@ -215,7 +234,14 @@ impl Trainer {
                 let mlp = lives[seed].seed().blueprint?;
                 norms.get(block).map(|norms| norms[mlp])
             };
+            // A blueprint that returns no numbers.
+            let broken = |seed: usize| {
+                let loss = reconstruction.get(block).map(|losses| losses[seed]);
+                let measured = [loss, gains.get(&(*block, seed)).copied()];
+                measured.into_iter().flatten().any(|of| !of.is_finite())
+            };
             let metrics = |seed: usize| SeedMetrics {
+                error_rate: Some(if broken(seed) { 1.0 } else { 0.0 }),
                 weight_norm: norm(seed),
                 reconstruction_loss: reconstruction.get(block).map(|losses| losses[seed]),
                 performance_delta: gains.get(&(*block, seed)).copied(),
@@ -226,12 +252,12 @@ impl Trainer {
                 ..SeedMetrics::default()
             };
             let metrics: Vec<SeedMetrics> = (0..lives.len()).map(metrics).collect();
-            lifecycle.epoch(&metrics);
+            let failing = lifecycle.epoch(&metrics);
             for (seed, metrics) in metrics.iter().enumerate() {
-                // A blueprint that returns no numbers.
-                let broken = metrics.reconstruction_loss.is_some_and(|loss| !loss.is_finite());
+                let broken = metrics.error_rate == Some(1.0);
                 let asked = if broken { lifecycle.error(seed).ok().flatten() } else { None };
-                send(lifecycle, &garden.config, seed, metrics, asked.is_some());
+                let failing = asked.is_some() || failing.contains(&seed);
+                send(lifecycle, &garden.config, seed, metrics, failing);
             }
         }
         garden.germinate(step / garden.config.epoch_steps as u64);
@@ -242,7 +268,8 @@ impl Trainer {
                 let gain = gains.get(&at).copied();
                 let losses = reconstruction.get(&block).filter(|_| from == SeedState::Training);
                 let reconstruction = losses.map(|losses| losses[seed]);
-                let of = SeedStep { step, block, seed, from, to, gain, reconstruction };
+                let mlp = garden.lives[&block].lives()[seed].seed().blueprint;
+                let of = SeedStep { step, block, seed, mlp, from, to, gain, reconstruction };
                 observer.seed_stepped(&of);
             }
         }
@@ -326,4 +353,59 @@ fn stability(losses: &[f32]) -> Option<f32> {
     let mean = losses.iter().sum::<f32>() / count;
     let variance = losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f32>() / count;
     (losses.len() > 1).then(|| 1.0 / (1.0 + variance))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_nn::kasmina::LifecycleConfig;
+
+    /// Seeds of which some have an MLP and are in a state.
+    fn block(seeds: &[Option<(usize, SeedState)>]) -> Lifecycle {
+        let rules = LifecycleConfig::new().with_minimum_epochs([0; 5]);
+        let mut lifecycle = Lifecycle::new(seeds.len(), rules);
+        let good = SeedMetrics {
+            reconstruction_loss: Some(0.0),
+            performance_delta: Some(1.0),
+            stability: Some(1.0),
+            total_improvement: Some(1.0),
+            ..SeedMetrics::default()
+        };
+        use SeedState::*;
+        for (seed, of) in seeds.iter().enumerate() {
+            let Some((mlp, state)) = *of else { continue };
+            lifecycle.germinate(seed, mlp, Blend::Mlp).unwrap();
+            let ways: &[SeedState] = match state {
+                Training => &[Training],
+                Culled => &[Training, Culled],
+                _ => &[Training, Grafting, Stabilization, Evaluating, FineTuning, Fossilized],
+            };
+            for to in ways {
+                lifecycle.transition(seed, *to, &good).unwrap();
+            }
+            assert_eq!(lifecycle.lives()[seed].seed().state, state);
+        }
+        lifecycle
+    }
+
+    #[test]
+    fn the_next_seed_and_its_mlp() {
+        use SeedState::*;
+        let fossil = block(&[Some((0, Fossilized)), None, None]);
+        let culled = block(&[Some((0, Culled)), None]);
+        let of = |blocks: [&Lifecycle; 2], mlps| {
+            let lives = blocks.into_iter().cloned().enumerate().collect();
+            next(&lives, mlps)
+        };
+        // The one with more dormant seeds, if it has an MLP.
+        assert_eq!(of([&fossil, &culled], 2), Some((0, 1, 1)));
+        assert_eq!(of([&fossil, &culled], 1), Some((1, 1, 0)));
+        assert_eq!(of([&culled, &culled], 2), Some((0, 1, 1)));
+        assert_eq!(of([&fossil, &fossil], 1), None);
+        // None that somebody trains or that is part of the model, the lowest of those that seeds have left.
+        let both = block(&[Some((0, Training)), Some((1, Culled)), Some((2, Culled)), None]);
+        assert_eq!(of([&both, &culled], 3), Some((0, 3, 1)));
+        let none = block(&[Some((0, Culled)), Some((0, Culled))]);
+        assert_eq!(of([&none, &none], 2), None);
+    }
 }

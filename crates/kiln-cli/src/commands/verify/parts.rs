@@ -15,8 +15,16 @@ pub struct Parts<'a> {
     ops: Vec<&'static str>,
     rows: Vec<Row>,
     parts: Vec<Part>,
-    seed: u64,
-    fuzz: usize,
+    does: Does,
+}
+
+/// What is done with a part.
+#[derive(Clone, Copy)]
+enum Does {
+    /// Its cases are verified.
+    Verify { seed: u64, fuzz: usize },
+    /// A call is made so many times.
+    Stress { calls: usize },
 }
 
 /// A part of the row of this number.
@@ -32,13 +40,25 @@ impl<'a> Parts<'a> {
         opened: &'a Opened,
         Options { seed, fuzz, .. }: Options,
     ) -> Self {
+        Self::of_rows(ops, opened, Does::Verify { seed, fuzz }, |row| row.parts(fuzz))
+    }
+
+    /// For [stress](gate::stress), by so many calls: a row is one part.
+    pub fn stressed(ops: &[&'static dyn Operator], opened: &'a Opened, calls: usize) -> Self {
+        Self::of_rows(ops, opened, Does::Stress { calls }, |_| 1)
+    }
+
+    fn of_rows(
+        ops: &[&'static dyn Operator],
+        opened: &'a Opened,
+        does: Does,
+        count: impl Fn(&Row) -> usize,
+    ) -> Self {
         let rows = gate::rows(ops, &opened.device);
-        let parts = order(&rows)
-            .into_iter()
-            .flat_map(|row| (0..rows[row].parts(fuzz)).map(move |part| Part { row, part }))
-            .collect();
+        let all = |row: usize| (0..count(&rows[row])).map(move |part| Part { row, part });
+        let parts = order(&rows).into_iter().flat_map(all).collect();
         let ops = ops.iter().map(|op| op.spec().name).collect();
-        Self { opened, ops, rows, parts, seed, fuzz }
+        Self { opened, ops, rows, parts, does }
     }
 
     /// The rows, in the order of the operators.
@@ -64,8 +84,13 @@ impl<'a> Parts<'a> {
     fn verify(&self, part: usize) -> Report {
         let Part { row, part } = self.parts[part];
         let Row { op, dtype, family } = self.rows[row];
-        let options = Options { seed: self.seed, fuzz: self.fuzz, family };
-        gate::verify_part(op, dtype, &self.opened.device, options, part)
+        let device = &self.opened.device;
+        match self.does {
+            Does::Verify { seed, fuzz } => {
+                gate::verify_part(op, dtype, device, Options { seed, fuzz, family }, part)
+            }
+            Does::Stress { calls } => gate::stress(op, dtype, device, family, calls),
+        }
     }
 
     /// Verifies parts as a worker.
@@ -91,7 +116,12 @@ impl<'a> Parts<'a> {
         let command = || {
             let mut command = Command::new(&program);
             command.args(["verify", "--worker", "--device", self.opened.name.as_str()]);
-            command.args(["--seed", &self.seed.to_string(), "--fuzz", &self.fuzz.to_string()]);
+            match self.does {
+                Does::Verify { seed, fuzz } => {
+                    command.args(["--seed", &seed.to_string(), "--fuzz", &fuzz.to_string()])
+                }
+                Does::Stress { calls } => command.arg(format!("--stress={calls}")),
+            };
             command.args(&self.ops);
             command
         };

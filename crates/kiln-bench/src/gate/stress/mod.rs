@@ -1,0 +1,158 @@
+//! Stress: one call again and again, at a size that fills a device several times and while other work shares it. What
+//! depends on who comes first, a race that shows once in a hundred launches, differs somewhere.
+
+#[cfg(feature = "cube")]
+mod fingerprint;
+
+use super::{Check, Report, candidate, empty, execute::caught, fuzz, on_family};
+use crate::bench::{Maker, parts};
+use crate::host::{self, Input};
+use crate::operator::with_saved;
+use crate::registry::{Call, Case, Operator, Scale};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kiln_ops::device;
+use kiln_ops::policy;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Side of the matrices whose product keeps a device busy: CUDA, and what may be a CPU.
+const BUSY: [usize; 2] = [1024, 64];
+
+/// Makes a call, forward and backward, `repeats` times on the same numbers. Everything it returns is the same every time,
+/// bit for bit.
+pub fn stress(
+    op: &dyn Operator,
+    dtype: DType,
+    device: &Device,
+    family: Option<&'static str>,
+    repeats: usize,
+) -> Report {
+    let mut report = empty(op, dtype, device, family);
+    for check in Check::ALL.into_iter().filter(|check| *check != Check::Repeat) {
+        report.leave_out(check);
+    }
+    report.cases = 1;
+    let case = case(op, device);
+    let mut seen = 0;
+    let result = beside_other_work(device, || {
+        caught(|| on_family(family, || repeated(op, &case, dtype, device, repeats, &mut seen)))
+    });
+    for _ in 0..seen {
+        report.ran(Check::Repeat);
+    }
+    if let Err(error) = result {
+        report.fail(Check::Repeat, &case.to_string(), error);
+    }
+    report
+}
+
+/// On CUDA a layer of a 124M model, elsewhere the largest case of the gate that is no burden.
+fn case(op: &dyn Operator, device: &Device) -> Case {
+    let large = if device::is_cuda(device) { op.shapes(Scale::Train) } else { vec![] };
+    let large = large.into_iter().find(|case| op.kernels_take(&case.shapes));
+    let small = || op.cases().into_iter().max_by_key(fuzz::moderate);
+    large.or_else(small).expect("an operator has cases")
+}
+
+fn repeated(
+    op: &dyn Operator,
+    case: &Case,
+    dtype: DType,
+    device: &Device,
+    repeats: usize,
+    seen: &mut usize,
+) -> Result<(), String> {
+    let spec = op.spec();
+    let attributes = case.attributes(spec)?;
+    let parts = parts(op, case)?;
+    let (inputs, outputs) = parts.split_at(spec.inputs.len());
+    let mut maker = Maker::new(None, dtype, device, 1);
+    let inputs: Vec<Input> = inputs.iter().map(|part| maker.input(part, 0)).collect();
+    let cotangents: Vec<_> = outputs.iter().map(|part| maker.cotangent(part)).collect();
+    let call = || -> Result<Vec<Vec<u8>>, String> {
+        policy::force(candidate(op, device), || {
+            let call = Call { inputs: &inputs, attributes: &attributes };
+            let mut results: Vec<Tensor<1>> = vec![];
+            let outputs = op.run(&call).map_err(|e| e.to_string())?;
+            results.extend(outputs.into_iter().map(|output| output.flat));
+            if !cotangents.is_empty() {
+                let saved = with_saved(op, inputs.clone(), &attributes);
+                let call = Call { inputs: &saved, attributes: &attributes };
+                results.extend(match op.backward_kernels(&call, &cotangents) {
+                    Some(kernels) => op.gradients(&call, &cotangents, kernels),
+                    None => by_autodiff(op, &inputs, case, &cotangents)?,
+                });
+            }
+            results.into_iter().map(fingerprint).collect()
+        })
+    };
+    let first = call()?;
+    for repeat in 1..=repeats {
+        *seen += 1;
+        let again = call()?;
+        if let Some(at) = first.iter().zip(&again).position(|(a, b)| a != b) {
+            let names = spec.outputs.iter().map(|output| output.name.to_string());
+            let gradients = spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
+            let name = names.chain(gradients).nth(at).unwrap_or_default();
+            return Err(format!("`{name}` is another in call {repeat} of {repeats} than before"));
+        }
+    }
+    Ok(())
+}
+
+/// The gradients of the float inputs, flat.
+fn by_autodiff(
+    op: &dyn Operator,
+    inputs: &[Input],
+    case: &Case,
+    cotangents: &[Tensor<1>],
+) -> Result<Vec<Tensor<1>>, String> {
+    let leaves: Vec<Input> = inputs.iter().map(Input::tracked).collect();
+    let attributes = case.attributes(op.spec())?;
+    let call = Call { inputs: &leaves, attributes: &attributes };
+    let outputs = op.run(&call).map_err(|e| e.to_string())?;
+    // Outputs without a gradient have no cotangent.
+    let outputs = outputs.into_iter().zip(op.spec().outputs).filter(|(_, spec)| !spec.constant);
+    let pulls = outputs
+        .zip(cotangents)
+        .map(|((output, _), dy)| host::weighted(output.flat, dy.clone().autodiff()));
+    let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
+    let gradients = host::gradients(&leaves, &loss.backward())?;
+    Ok(gradients.into_iter().map(|gradient| gradient.flatten(0, 1)).collect())
+}
+
+/// Few bytes that hang on every bit of a tensor.
+fn fingerprint(tensor: Tensor<1>) -> Result<Vec<u8>, String> {
+    #[cfg(feature = "cube")]
+    if device::is_cube(&tensor.device()) {
+        return fingerprint::of(tensor);
+    }
+    let data = tensor.try_to_data().map_err(|e| host::one_line(&format!("{e:?}")))?;
+    Ok(data.as_bytes().to_vec())
+}
+
+/// Runs `work` while another thread, with a stream of its own, keeps the device busy.
+fn beside_other_work<T>(device: &Device, work: impl FnOnce() -> T) -> T {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    if !device::is_cube(device) {
+        return work();
+    }
+    let stopped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let random = || Distribution::Uniform(-1.0, 1.0);
+            let side = BUSY[usize::from(!device::is_cuda(device))];
+            let a = Tensor::<2>::random([side, side], random(), device);
+            while !stopped.load(Ordering::Relaxed) {
+                // Burn's own errors of it are no findings of ours.
+                let _ = a.clone().matmul(a.clone()).sum().try_to_data();
+            }
+        });
+        let _stop = Stop(&stopped);
+        work()
+    })
+}
