@@ -19,6 +19,7 @@ import pathlib
 import signal
 import statistics
 import subprocess
+import shlex
 import sys
 import tempfile
 import time
@@ -439,7 +440,7 @@ def main(ops, dtype="bf16"):
         "device": "cuda:0",
         "gpu": torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": " ".join(["python3"] + sys.argv),
+        "command": shlex.join(["python3"] + sys.argv),
         "versions": versions(),
     }
     # The default stream cannot be recorded, and a backward runs on the stream of its forward.

@@ -434,12 +434,10 @@ fn ladder(_: &Args, _: &Opened, _: DType) -> anyhow::Result<ExitCode> {
     bail!("the ladder is made of kernels: build with `--features cuda` or `--features wgpu`")
 }
 
-/// The command line, as one would type it.
+/// The command line, as a shell takes it.
 fn command() -> String {
-    std::iter::once("kiln".to_string())
-        .chain(std::env::args().skip(1))
-        .collect::<Vec<_>>()
-        .join(" ")
+    let args = std::env::args().skip(1).map(|word| quoted(&word));
+    std::iter::once("kiln".to_string()).chain(args).collect::<Vec<_>>().join(" ")
 }
 
 fn read(path: &Path) -> anyhow::Result<Run> {

@@ -273,7 +273,7 @@ impl Trainer {
                 observer.seed_stepped(&of);
             }
         }
-        self.log_seeds(garden, &gains, &reconstruction)
+        self.log_seeds(garden, &gains, &reconstruction, stability)
     }
 
     /// The norm of each MLP of each block.
@@ -319,6 +319,7 @@ impl Trainer {
         garden: &Garden,
         gains: &BTreeMap<(usize, usize), f32>,
         reconstruction: &BTreeMap<usize, Vec<f32>>,
+        stability: Option<f32>,
     ) -> Result<(), TrainError> {
         let mut values: Vec<(String, f64)> = vec![];
         for (block, lifecycle) in &garden.lives {
@@ -341,9 +342,13 @@ impl Trainer {
                 }
             }
         }
+        if values.is_empty() {
+            return Ok(());
+        }
+        values.extend(stability.map(|of| ("stability".to_string(), f64::from(of))));
         let values: Vec<(&str, f64)> =
             values.iter().map(|(name, of)| (name.as_str(), *of)).collect();
-        if values.is_empty() { Ok(()) } else { self.log(Kind::Seeds, &values) }
+        self.log(Kind::Seeds, &values)
     }
 }
 
