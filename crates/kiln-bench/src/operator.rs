@@ -306,8 +306,8 @@ pub trait Operator: Sync {
         vec![]
     }
 
-    /// Whether the reference can be timed: not where what it stores fills a device.
-    fn times_reference(&self, _case: &Case) -> bool {
+    /// Whether the reference can be timed, beside kernels or by itself: not where what it stores fills a device.
+    fn times_reference(&self, _case: &Case, _beside_kernels: bool) -> bool {
         true
     }
 

@@ -383,6 +383,18 @@ fn frozen_operands_and_checkpoints() {
         let grads = pull(y, &dy).backward();
         assert_near(&values(&leaf.grad(&grads).unwrap()), &db, DType::F32, 1, "only b");
 
+        // Operands that are made again in the backward: 2·(a/2) and b + 0.
+        let checkpointing = device.clone().autodiff().gradient_checkpointing();
+        let load = |x: &Tensor<2>| Tensor::<2>::from_data(x.to_data(), &checkpointing);
+        let (left, right) = (load(&a).require_grad(), load(&b).require_grad());
+        let operands =
+            [left.clone().div_scalar(2.0).mul_scalar(2.0), right.clone().add_scalar(0.0)];
+        let [left_made, right_made] = operands;
+        let y = matmul(left_made, right_made, PLAIN).unwrap();
+        let grads = pull(y.mul_scalar(1.0), &load(&dy.clone().inner())).backward();
+        assert_near(&values(&left.grad(&grads).unwrap()), &da, DType::F32, 1, "a, made again");
+        assert_near(&values(&right.grad(&grads).unwrap()), &db, DType::F32, 1, "b, made again");
+
         assert!(!matmul(a.autodiff(), b.autodiff(), PLAIN).unwrap().is_tracked());
     }
 }

@@ -197,16 +197,12 @@ pub fn bench(
     Ok(())
 }
 
-/// What is timed of a case on a device: kernels, if there are any, and the reference, if it is not too large. Beside kernels
-/// some references are left out where a case is too small for them.
+/// What is timed of a case on a device: kernels, if there are any, and the reference, if it is not too large.
 pub fn implementations(op: &dyn Operator, case: &Case, device: &Device) -> Vec<Implementation> {
+    let candidate = gate::candidate(op, device);
     let there = |of: &Implementation| match of {
-        Implementation::Reference => {
-            let elements: usize = case.shapes.iter().map(|of| of.iter().product::<usize>()).sum();
-            let alone = gate::candidate(op, device) == Implementation::Reference;
-            op.times_reference(case) || alone && elements < 1_000_000
-        }
-        _ => gate::candidate(op, device) == *of,
+        Implementation::Reference => op.times_reference(case, candidate == Implementation::Fused),
+        _ => candidate == *of,
     };
     [Implementation::Fused, Implementation::Reference].into_iter().filter(there).collect()
 }

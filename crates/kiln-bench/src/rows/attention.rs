@@ -308,7 +308,7 @@ impl Operator for Row {
         case.shapes[0][2] > 1
     }
 
-    fn times_reference(&self, case: &Case) -> bool {
+    fn times_reference(&self, case: &Case, _: bool) -> bool {
         // Several times, and for each graph that waits.
         let (q, k) = (&case.shapes[0], &case.shapes[1]);
         q[0] * q[1] * q[2] * k[2] <= 1 << 29

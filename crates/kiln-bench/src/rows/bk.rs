@@ -220,7 +220,7 @@ impl Operator for Row {
         sizes.into_iter().map(case).collect()
     }
 
-    fn times_reference(&self, case: &Case) -> bool {
+    fn times_reference(&self, case: &Case, _: bool) -> bool {
         // A dozen products of all matrices for each doubling.
         case.shapes[0][1] < 1024
     }

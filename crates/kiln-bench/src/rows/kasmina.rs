@@ -100,9 +100,11 @@ pub(super) fn on_host(inputs: &[HostTensor]) -> Vec<Seed> {
     inputs[ALPHA].values.iter().enumerate().map(one).collect()
 }
 
-/// Where everything is a launch, a hundred launches say nothing, and where there is much of everything, they take minutes.
-pub(super) fn times_reference(case: &Case) -> bool {
-    (1e6..2e8).contains(&elements(case, 0))
+/// Where everything is a launch, a hundred launches beside one say nothing, and where there is much of everything, they
+/// take minutes.
+pub(super) fn times_reference(case: &Case, beside_kernels: bool) -> bool {
+    let least = if beside_kernels { 1e6 } else { 0.0 };
+    (least..2e8).contains(&elements(case, 0))
 }
 
 /// Seeds that do not fit.
@@ -171,8 +173,8 @@ impl Operator for Row {
         refuse(inputs, BlueprintCounts::rows(inputs[BLUEPRINTS].shape[0]))
     }
 
-    fn times_reference(&self, case: &Case) -> bool {
-        times_reference(case)
+    fn times_reference(&self, case: &Case, beside_kernels: bool) -> bool {
+        times_reference(case, beside_kernels)
     }
 
     // Blueprints of seeds that do not train them.

@@ -142,8 +142,8 @@ impl Operator for Row {
         true
     }
 
-    fn times_reference(&self, case: &Case) -> bool {
-        times_reference(case)
+    fn times_reference(&self, case: &Case, beside_kernels: bool) -> bool {
+        times_reference(case, beside_kernels)
     }
 
     // Blueprints of seeds that do not train them; several seeds may share an MLP.

@@ -310,7 +310,7 @@ fn verify_writes_every_check_and_says_nothing_about_displays() {
             assert!(report["cases"].as_u64().unwrap() > 1, "{report}");
             let checks = report["checks"].as_array().unwrap();
             let check = |name: &str| checks.iter().find(|c| c["check"] == name).unwrap();
-            assert_eq!(checks.len(), 8);
+            assert_eq!(checks.len(), 9);
             assert_eq!(check("forward")["outcome"], "passed");
             let worst = check("gradients")["worst"].as_f64().unwrap();
             assert!(worst > 0.0 && worst <= 1.0, "{report}");
@@ -318,6 +318,7 @@ fn verify_writes_every_check_and_says_nothing_about_displays() {
             assert!(check("repeat")["runs"].as_u64().unwrap() > 1, "{report}");
             let guards = if device == "cpu" { "not_applicable" } else { "passed" };
             assert_eq!(check("guards")["outcome"], guards);
+            assert_eq!(check("inputs")["outcome"], "passed");
         }
     }
 }
