@@ -226,8 +226,8 @@ impl MutantOps for CubeBackend {
         };
         let client = a.client.clone();
         let elem = dtype_to_elem_type(dtype);
-        // SAFETY: a row more than there are is read and written under an audit alone, between its guard bands; a term more
-        // is read where rows are cut out of wider ones.
+        // SAFETY: what is read and written of a row more than there are lies in the guard bands of an audit, and without one
+        // in what the allocator rounds so few bytes up to; a term more is read where rows are cut out of wider ones.
         unsafe {
             product_kernel::launch_unchecked(
                 &client,

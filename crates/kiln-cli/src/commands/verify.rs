@@ -42,7 +42,8 @@ pub struct Args {
         require_equals = true,
         default_missing_value = "1000",
         allow_negative_numbers = true,
-        value_parser = positive
+        value_parser = positive,
+        conflicts_with_all = ["seed", "fuzz"]
     )]
     stress: Option<NonZeroUsize>,
     /// Processes that verify at a time, 1 for this one alone; as many as cores and memory allow if it is
@@ -71,7 +72,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         parts.serve()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let jobs = args.jobs.map_or_else(|| parts.jobs(), usize::from);
+    // Stress is of sizes that fill a device, one after another.
+    let own = || if args.stress.is_some() { 1 } else { parts.jobs() };
+    let jobs = args.jobs.map_or_else(own, usize::from);
     let mut board = Board::new(&parts);
     parts.each(&parts.of(|_| true), jobs, |event| board.show(event))?;
     let reports = board.finish();

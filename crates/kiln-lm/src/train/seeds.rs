@@ -155,14 +155,16 @@ fn next(lives: &BTreeMap<usize, Lifecycle>, mlps: usize) -> Option<(usize, usize
     })
 }
 
-/// An MLP for the next seed: one that no seed has had, else one whose seeds have ended, as they have left it. What a seed in
-/// training learns must not move what another has blended in.
+/// An MLP for the next seed: one that no seed has had, else one whose seeds have ended, as they have left it, and none of them
+/// for its errors. What a seed in training learns must not move what another has blended in.
 fn free_mlp(lifecycle: &Lifecycle, mlps: usize) -> Option<usize> {
     let had = |mlp: usize| {
-        let lives = lifecycle.lives().iter().map(Life::seed);
-        lives.filter(move |seed| seed.blueprint == Some(mlp)).map(|seed| seed.state)
+        lifecycle.lives().iter().filter(move |life| life.seed().blueprint == Some(mlp))
     };
-    let ended = |state| following(state).is_empty() && state != SeedState::Fossilized;
+    let ended = |life: &Life| {
+        let state = life.seed().state;
+        following(state).is_empty() && state != SeedState::Fossilized && life.errors() == 0
+    };
     let unused = (0..mlps).find(|mlp| had(*mlp).next().is_none());
     unused.or_else(|| (0..mlps).find(|mlp| had(*mlp).all(ended)))
 }
@@ -234,11 +236,10 @@ impl Trainer {
                 let mlp = lives[seed].seed().blueprint?;
                 norms.get(block).map(|norms| norms[mlp])
             };
-            // A blueprint that returns no numbers.
+            // A blueprint that returns no numbers. What the model is worth without a seed says nothing of it there: of a
+            // model with a broken one no gain is a number.
             let broken = |seed: usize| {
-                let loss = reconstruction.get(block).map(|losses| losses[seed]);
-                let measured = [loss, gains.get(&(*block, seed)).copied()];
-                measured.into_iter().flatten().any(|of| !of.is_finite())
+                reconstruction.get(block).is_some_and(|losses| !losses[seed].is_finite())
             };
             let metrics = |seed: usize| SeedMetrics {
                 error_rate: Some(if broken(seed) { 1.0 } else { 0.0 }),
@@ -412,5 +413,9 @@ mod tests {
         assert_eq!(of([&both, &culled], 3), Some((0, 3, 1)));
         let none = block(&[Some((0, Culled)), Some((0, Culled))]);
         assert_eq!(of([&none, &none], 2), None);
+        // Nor one that returned no numbers.
+        let mut broken = block(&[Some((0, Culled)), None]);
+        broken.error(0).unwrap();
+        assert_eq!(of([&broken, &broken], 1), None);
     }
 }

@@ -143,15 +143,16 @@ fn beside_other_work<T>(device: &Device, work: impl FnOnce() -> T) -> T {
     }
     let stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        // An error of it is none of the operator's.
+        let busy = || {
             let random = || Distribution::Uniform(-1.0, 1.0);
             let side = BUSY[usize::from(!device::is_cuda(device))];
             let a = Tensor::<2>::random([side, side], random(), device);
             while !stopped.load(Ordering::Relaxed) {
-                // Burn's own errors of it are no findings of ours.
                 let _ = a.clone().matmul(a.clone()).sum().try_to_data();
             }
-        });
+        };
+        scope.spawn(move || caught(move || Ok(busy())));
         let _stop = Stop(&stopped);
         work()
     })
