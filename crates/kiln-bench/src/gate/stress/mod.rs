@@ -151,8 +151,9 @@ fn beside_other_work<T>(device: &Device, work: impl FnOnce() -> T) -> T {
             while !stopped.load(Ordering::Relaxed) {
                 let _ = a.clone().matmul(a.clone()).sum().try_to_data();
             }
+            Ok(())
         };
-        scope.spawn(move || caught(move || Ok(busy())));
+        scope.spawn(move || caught(busy));
         let _stop = Stop(&stopped);
         work()
     })
