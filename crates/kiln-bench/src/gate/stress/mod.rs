@@ -1,4 +1,4 @@
-//! Stress: one call again and again, at a size that fills a device several times and while other work shares it. What
+//! Stress: one call again and again while other work shares the device, on CUDA at a size that fills it several times. What
 //! depends on who comes first, a race that shows once in a hundred launches, differs somewhere.
 
 #[cfg(feature = "cube")]
