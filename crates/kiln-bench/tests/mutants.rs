@@ -333,11 +333,11 @@ fn in_f64(
     at: impl Fn([usize; 3]) -> [usize; 2],
 ) -> BoundedTensor {
     let element = |i: usize| {
-        let term = |k: usize| {
+        let factors = |k: usize| {
             let [left, right] = at([i / n, i % n, k]);
-            a.values[left] * b.values[right]
+            (a.values[left], b.values[right])
         };
-        Bounded::sum((0..k).map(term)).stored()
+        Bounded::dot((0..k).map(factors)).stored()
     };
     BoundedTensor::new([m, n], (0..m * n).map(element).collect())
 }
