@@ -126,6 +126,14 @@ impl Progress {
                 summary.unigram_loss
             ));
         }
+        if !summary.seeds.is_empty() {
+            let counts = summary.seeds.iter().map(|(state, count)| format!("{count} {state:?}"));
+            let all: usize = summary.seeds.values().sum();
+            let counts = counts.collect::<Vec<_>>().join(", ");
+            lines.push(format!(
+                "seeds            {counts}, of {all}: seeds.svg in the run's folder"
+            ));
+        }
         lines.push(format!("run              {}", summary.run.display()));
         lines.push(format!(
             "generate         {} generate --run {}",
@@ -161,6 +169,13 @@ impl Observer for Progress {
             "steps {} to {} of {} tokens each; a unigram model reaches a validation loss of {:.4}",
             start.step, start.steps, start.tokens_per_step, start.unigram_loss
         ));
+        if let Some(first) = start.first_seed.filter(|first| *first > start.steps) {
+            self.printer.print(&format!(
+                "warning: no seed germinates in {} steps: the first would after step {first} (seeds.first · \
+                 seeds.epoch_steps)",
+                start.steps
+            ));
+        }
         (self.steps, self.first_step, self.begin) = (start.steps, start.step, Instant::now());
         if let Some(bars) = &self.printer.0 {
             let style = "{bar:24} {pos}/{len} {msg}, {eta} left";

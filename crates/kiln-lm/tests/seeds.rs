@@ -40,6 +40,9 @@ fn a_whole_life() {
     let mut memory = Memory::default();
     let summary = memory.run(&mut trainer).unwrap();
     assert!(summary.last_loss.unwrap() < 0.7 * summary.first_loss.unwrap());
+    let ended: usize = summary.seeds.values().sum();
+    assert_eq!(ended, 6, "three of each block: {:?}", summary.seeds);
+    assert_eq!(summary.seeds.get(&SeedState::Dormant), Some(&3), "{:?}", summary.seeds);
     // One block after the other.
     let germinated: Vec<(usize, usize, u64)> = memory
         .seeds

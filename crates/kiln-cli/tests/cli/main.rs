@@ -82,6 +82,17 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
+fn says_what_became_of_seeds() {
+    let place = place();
+    let place = place.path();
+    let seeded = ["train", "small.toml", "--device", "cpu", "--set", "model.mlp=kasmina", "--set"];
+    let (status, _, err) = kiln(place, &[&seeded[..], &["seeds.first=3"]].concat());
+    assert_eq!(status, 0, "{err}");
+    assert!(err.contains("no seed germinates in 6 steps: the first would after step 30"), "{err}");
+    assert!(err.contains("seeds            1 Dormant, of 1: "), "{err}");
+}
+
+#[test]
 fn trains_resumes_and_generates() {
     let place = place();
     let place = place.path();
@@ -131,8 +142,12 @@ fn trains_resumes_and_generates() {
     let (status, _, err) = kiln(&copied, &resume);
     assert!(status == 0 && err.contains("finished at step 10"), "{err}");
 
-    let line = error(place, &[&train[..], &["--resume", "--set", "model.width=17"]].concat());
-    assert!(line.contains("model.width is 17"), "{line}");
+    for (other, named) in
+        [("model.width=17", "model.width is 17"), ("model.mlp=kasmina", "model.mlp is ")]
+    {
+        let line = error(place, &[&train[..], &["--resume", "--set", other]].concat());
+        assert!(line.contains(named), "{line}");
+    }
 
     let generate = ["generate", "--run", "runs/test", "--device", "cpu", "--seed", "1"];
     let more = ["--prompt", "the kiln", "--tokens", "20", "--temperature", "0.9", "--top-k", "5"];

@@ -186,6 +186,7 @@ impl Trainer {
             steps: self.config.train.steps as u64,
             unigram_loss: self.dataset.unigram_loss(),
             precision: format!("{:?}", self.dtype).to_lowercase(),
+            first_seed: self.garden.as_ref().map(Garden::first),
             rejected: self.rejected.clone(),
         }
     }

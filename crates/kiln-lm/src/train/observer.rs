@@ -1,6 +1,8 @@
 //! What a run tells while it goes on; the trainer itself knows no terminal.
 
 use super::SeedStep;
+use kiln_nn::kasmina::SeedState;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -66,6 +68,8 @@ pub struct Start {
     pub unigram_loss: f64,
     /// Element type of the activations: `f32` or `bf16`.
     pub precision: String,
+    /// The step after which the first seed of the model germinates; none without seeds.
+    pub first_seed: Option<u64>,
     /// Checkpoints that were damaged and passed over, newest first, each with its reason.
     pub rejected: Vec<String>,
 }
@@ -126,6 +130,8 @@ pub struct Summary {
     pub tokens_per_second: f64,
     /// Time of this session.
     pub elapsed: Duration,
+    /// Seeds of the model by their states; empty without seeds.
+    pub seeds: BTreeMap<SeedState, usize>,
     /// Folder of the run.
     pub run: PathBuf,
 }

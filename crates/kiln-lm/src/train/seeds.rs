@@ -76,6 +76,21 @@ impl Garden {
         step.is_multiple_of(self.config.epoch_steps as u64)
     }
 
+    /// The step after which the first seed germinates.
+    pub(super) fn first(&self) -> u64 {
+        // The first epoch that ends is number 1.
+        (self.config.first.max(1) * self.config.epoch_steps) as u64
+    }
+
+    /// How many seeds are in each state.
+    pub(super) fn counts(&self) -> BTreeMap<SeedState, usize> {
+        let mut counts = BTreeMap::new();
+        for state in self.states().into_values() {
+            *counts.entry(state).or_default() += 1;
+        }
+        counts
+    }
+
     /// Brings the model's seeds to where the lives are.
     fn follow(&self, model: &mut Transformer) -> Result<(), TrainError> {
         for (block, lifecycle) in &self.lives {

@@ -8,6 +8,7 @@ use crate::model::Transformer;
 use crate::run::Checkpoint;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub(super) const STATE: &str = "state.json";
@@ -142,8 +143,35 @@ pub(super) fn restored(
     let skeleton = config.model.skeleton(state.data.vocab_size, device);
     let skeleton = skeleton.with_activations(config.train.precision.dtype(device));
     let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);
-    let replica = Replica::restored(config, skeleton, sampler, device.clone(), checkpoint)?;
+    let replica = Replica::restored(config, skeleton, sampler, device.clone(), checkpoint);
+    let replica = replica.map_err(|error| match (error, differing(config, checkpoint)) {
+        // What was asked for says more than the tensor that is not there for it.
+        (TrainError::Unfit { path, .. }, Some(reason)) => TrainError::Unfit { path, reason },
+        (error, _) => error,
+    })?;
     Ok((replica, state))
+}
+
+/// Where model or optimizer are others than those that the checkpoint is of.
+fn differing(config: &Config, checkpoint: &Checkpoint) -> Option<String> {
+    let text = String::from_utf8(checkpoint.read(CONFIG).ok()?).ok()?;
+    let saved: toml::Table = text.parse().ok()?;
+    let now: toml::Table = config::to_toml(config).ok()?.parse().ok()?;
+    let mut reasons = vec![];
+    for section in ["model", "optimizer"] {
+        let [saved, now] = [&saved, &now].map(|table| table.get(section)?.as_table());
+        let (Some(saved), Some(now)) = (saved, now) else { continue };
+        let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
+        reasons.extend(keys.into_iter().filter(|key| saved.get(*key) != now.get(*key)).map(
+            |key| {
+                let value =
+                    |of: Option<&toml::Value>| of.map_or("not given".into(), ToString::to_string);
+                let (saved, now) = (value(saved.get(key)), value(now.get(key)));
+                format!("{section}.{key} is {now}, where it was saved {saved}")
+            },
+        ));
+    }
+    (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
 /// Where the run was when the checkpoint was saved.

@@ -1,5 +1,6 @@
 //! The loop, and one optimizer step.
 
+use super::seeds::Garden;
 use super::{Observer, Outcome, StepMetrics, Summary, TrainError, Trainer};
 use crate::run::Kind;
 use burn::tensor::Tensor;
@@ -100,6 +101,7 @@ impl Trainer {
             tokens: self.state.tokens,
             tokens_per_second: per_second(tokens as f64, self.training_time),
             elapsed: begin.elapsed(),
+            seeds: self.garden.as_ref().map(Garden::counts).unwrap_or_default(),
             run: self.run.root().to_path_buf(),
         })
     }
