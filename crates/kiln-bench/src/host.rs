@@ -223,6 +223,19 @@ impl Input {
         }
     }
 
+    /// What is on the device.
+    ///
+    /// # Errors
+    ///
+    /// Says that it cannot be read.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>, String> {
+        let data = match self {
+            Self::Float { leaf, .. } => leaf.try_to_data(),
+            Self::Int { leaf, .. } => leaf.try_to_data(),
+        };
+        Ok(data.map_err(|e| one_line(&format!("{e:?}")))?.as_bytes().to_vec())
+    }
+
     /// Uploads an integer input.
     pub fn int(host: &HostTensor, gradient: bool, device: &Device) -> Self {
         let (data, outside) = surrounded_integers(host, device);

@@ -98,6 +98,9 @@ pub struct OutputSpec {
     pub constant: bool,
 }
 
+/// The families of product kernels, the fastest first.
+pub const FAMILIES: [&str; 4] = ["wgmma", "mma_tma", "mma", "simt"];
+
 /// An operator as data.
 #[derive(Debug)]
 pub struct Spec {
@@ -359,14 +362,19 @@ pub trait Operator: Sync {
         spot::rows(self, spot, &[])
     }
 
-    /// Whether it is made of tile products, which come in families: the gate runs them all.
-    fn tiled(&self) -> bool {
-        false
+    /// The families of kernels of an operator that is made of products, some of [`FAMILIES`]: the gate runs them all.
+    fn families(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Whether its reference is Burn's matrix product, which multiplies f32 in TF32 on CUDA.
     fn tf32_reference(&self) -> bool {
         false
+    }
+
+    /// Inputs whose gradients Burn's operations make of what its kernels wrote.
+    fn by_burn(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Whether its kernels take inputs of these shapes; `auto` is the reference where they do not.

@@ -13,8 +13,8 @@ use burn::backend::{
     Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::{DType, Device, Shape, Tensor};
-use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::*;
 use kiln_bench::gate::{self, Check, Options, Report};
 use kiln_bench::host::BoundedTensor;
@@ -44,13 +44,15 @@ enum Mutant {
     InputOverwritten,
     /// The same of the cotangent.
     CotangentOverwritten,
+    /// The same of what the forward has kept for the backward.
+    SavedOverwritten,
     /// Rows of x are read as its columns.
     StridesSwapped,
     /// The number of terms is that of the first call.
     PlanOfAnotherShape,
     /// Only the first row is written.
     FirstRow,
-    /// The same, in memory that no audit sees.
+    /// The same, in memory that no audit sees, which sees a smaller one instead.
     FirstRowUnseen,
     /// Zeros are written.
     Zeros,
@@ -60,19 +62,22 @@ enum Mutant {
     PastTheRow,
     /// The result has another shape.
     Turned,
+    /// It is flat.
+    Flat,
     /// One of a hundred launches is wrong.
     OnceInAHundred,
 }
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    const BROKEN: [(Self, Check); 14] = [
+    const BROKEN: [(Self, Check); 16] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
         (Self::GradientTwoPercent, Check::Gradients),
         (Self::InputOverwritten, Check::Inputs),
         (Self::CotangentOverwritten, Check::Inputs),
+        (Self::SavedOverwritten, Check::Inputs),
         (Self::StridesSwapped, Check::Forward),
         (Self::PlanOfAnotherShape, Check::Forward),
         (Self::FirstRow, Check::Written),
@@ -81,6 +86,7 @@ impl Mutant {
         (Self::PastTheEnd, Check::Guards),
         (Self::PastTheRow, Check::Forward),
         (Self::Turned, Check::Forward),
+        (Self::Flat, Check::Forward),
     ];
 
     fn of(number: u32) -> Self {
@@ -124,6 +130,26 @@ fn product_kernel<E: Float>(
             sum += f32::cast_from(a[row * a_row + k * a_term]) * nothing;
         }
         y[ABSOLUTE_POS] = E::cast_from(sum * factor);
+    }
+}
+
+/// A result of one element, all of it written.
+fn beside(like: &CubeTensor) {
+    let one = launch::output(like, "mutant", "beside", Shape::new([1]), like.dtype);
+    overwrite(one);
+}
+
+fn overwrite(x: CubeTensor) {
+    let (client, elem) = (x.client.clone(), dtype_to_elem_type(x.dtype));
+    // SAFETY: there is a first element.
+    unsafe {
+        overwrite_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(1),
+            x.into_buffer_arg(),
+            elem,
+        );
     }
 }
 
@@ -208,6 +234,7 @@ impl MutantOps for CubeBackend {
         };
         let (shape, dtype) = (shape_of(m, n, which, mutant), a.dtype);
         let y = if mutant == Mutant::FirstRowUnseen {
+            beside(&a);
             empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), shape, dtype)
         } else {
             launch::output(&a, "mutant", "y", shape, dtype)
@@ -251,16 +278,7 @@ impl MutantOps for CubeBackend {
             );
         }
         if matches!(mutant, Mutant::InputOverwritten | Mutant::CotangentOverwritten) {
-            // SAFETY: there is a first element.
-            unsafe {
-                overwrite_kernel::launch_unchecked(
-                    &client,
-                    CubeCount::Static(1, 1, 1),
-                    CubeDim::new_1d(1),
-                    a.into_buffer_arg(),
-                    elem,
-                );
-            }
+            overwrite(a);
         }
         y
     }
@@ -356,12 +374,20 @@ impl Operator for Broken {
             device: &x.device(),
             has_kernel: true,
         })?;
-        Ok(vec![if fused { product(x, w, FORWARD, self.0) } else { x.matmul(w) }.into()])
+        let y = if fused { product(x, w, FORWARD, self.0) } else { x.matmul(w) };
+        Ok(vec![if self.0 == Mutant::Flat { y.flatten::<1>(0, 1).into() } else { y.into() }])
+    }
+
+    fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
+        vec![call.rows(0).mul_scalar(1.0)]
     }
 
     fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
         let (x, w) = (call.rows(0), call.rows(1));
         let dy = dy[0].clone().reshape([x.dims()[0], w.dims()[1]]);
+        if self.0 == Mutant::SavedOverwritten {
+            product(call.rows(2), w.clone().transpose(), OF_X, Mutant::CotangentOverwritten);
+        }
         let dw = product(x, dy.clone(), OF_W, self.0);
         Some(vec![product(dy, w, OF_X, self.0), dw])
     }
@@ -491,7 +517,12 @@ fn findings_name_what_was_changed() {
         (Mutant::InputOverwritten, "`x` is not what it was before the call"),
         (Mutant::CotangentOverwritten, "the cotangent of `y` is not what it was before the call"),
         (Mutant::Turned, "`y` has shape [6, 5], not [5, 6]"),
-        (Mutant::FirstRowUnseen, "5 results, of which the audit saw 4 written"),
+        (Mutant::SavedOverwritten, "number 0 of what the forward keeps is not what it was"),
+        (Mutant::Flat, "`y` has shape [30], not [5, 6]"),
+        (
+            Mutant::FirstRowUnseen,
+            "5 results of [78, 78, 65, 65, 30] elements, but the audit saw [78, 78, 65, 65, 1]",
+        ),
     ] {
         let report = verify(mutant, DType::F32, &device);
         assert!(report.failures.iter().any(|f| f.2.contains(what)), "{:?}", report.failures);

@@ -44,6 +44,10 @@ impl Operator for Off {
         self.op.tf32_reference()
     }
 
+    fn by_burn(&self) -> &'static [&'static str] {
+        self.op.by_burn()
+    }
+
     fn fit(&self, dims: &mut Dims) {
         self.op.fit(dims);
     }

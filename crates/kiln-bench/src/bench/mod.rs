@@ -256,7 +256,9 @@ fn rows(
     run: &mut Run,
 ) -> Result<(), String> {
     let mut verified = Verified { gate: verified, more: None };
-    let forced = op.tiled() && plan.family.is_some_and(|name| gate::runs(name, plan.dtype, device));
+    let forced = plan
+        .family
+        .is_some_and(|name| op.families().contains(&name) && gate::runs(name, plan.dtype, device));
     let open = |folder: &PathBuf| Data::open(folder, op, case, plan.dtype);
     let data = plan.data.as_ref().map(open).transpose()?;
     for (pass, work) in passes(op, case, plan.dtype) {

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::attributes::Attributes;
 use crate::host::{self, BoundedTensor, HostTensor, Input, Layout};
-use crate::operator::{InputSpec, Output, with_saved};
+use crate::operator::{InputSpec, Output, OutputSpec, with_saved};
 use crate::registry::{Call, Case, Holds, HostCall, Operator};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_ops::oracle::Rounding;
@@ -229,6 +229,8 @@ pub(super) fn kernels(
         };
         let cotangents: Vec<Tensor<1>> = uploaded.iter().map(cotangent).collect();
         let inputs = with_saved(op, inputs, &data.attributes);
+        let saved = || inputs[data.inputs.len()..].iter().map(Input::bytes);
+        let before: Vec<Vec<u8>> = saved().collect::<Result<_, _>>()?;
         let call = Call { inputs: &inputs, attributes: &data.attributes };
         let Some(kernels) = op.backward_kernels(&call, &cotangents) else {
             return Ok((vec![], vec![]));
@@ -246,6 +248,11 @@ pub(super) fn kernels(
             let kept = input.unchanged(host, *dtype, Layout::Allocated, device);
             kept.err().map(|what| format!("{name} {what}"))
         }));
+        for (i, (before, after)) in before.into_iter().zip(saved()).enumerate() {
+            if before != after? {
+                changed.push(format!("number {i} of what the forward keeps is not what it was"));
+            }
+        }
         Ok((found?, changed))
     };
     caught(|| policy::force(Implementation::Fused, run))
@@ -312,11 +319,7 @@ fn outputs(
     for ((Output { flat, shape }, expected), spec) in
         outputs.iter().zip(&data.outputs).zip(op.spec().outputs)
     {
-        // Leading dimensions may be one.
-        let (leading, last) =
-            expected.shape.split_at(expected.shape.len().saturating_sub(shape.len() - 1));
-        let merged = std::iter::once(leading.iter().product()).chain(last.iter().copied());
-        if expected.shape != *shape && !merged.eq(shape.iter().copied()) {
+        if expected.shape != *shape && !merged(spec, &expected.shape).eq(shape.iter().copied()) {
             let (name, expected) = (spec.name, &expected.shape);
             return Err(format!("`{name}` has shape {shape:?}, not {expected:?}"));
         }
@@ -331,6 +334,14 @@ fn outputs(
         found.push(read(flat, &expected.shape)?);
     }
     Ok((outputs.into_iter().map(|output| output.flat).collect(), found))
+}
+
+/// The shape of an output with the dimensions that have no name as one.
+fn merged(spec: &OutputSpec, shape: &[usize]) -> impl Iterator<Item = usize> {
+    let named = spec.shape.iter().filter(|dim| **dim != "...").count();
+    let (leading, last) = shape.split_at(shape.len() - named);
+    let leading = (named < spec.shape.len()).then(|| leading.iter().product());
+    leading.into_iter().chain(last.iter().copied())
 }
 
 /// Reads what should have the shape of `expected`; flat if it cannot have it.
@@ -379,20 +390,25 @@ fn run(
 
 /// What an audit saw.
 pub(crate) struct Audited {
-    /// Buffers that kernels were handed to write.
-    pub(crate) buffers: usize,
+    /// Elements of each buffer that kernels were handed to write whole.
+    pub(crate) buffers: Vec<usize>,
+    /// How often a kernel could write its result in the place of an input.
+    pub(crate) places: usize,
     /// What was never written, or written outside.
     pub(crate) errors: Vec<(Check, String)>,
 }
 
-/// Runs `f` under an audit of kernel outputs.
+/// Runs `f` under an audit of kernel outputs; `in_place`: with those that can be in the places of inputs.
 #[cfg(feature = "cube")]
-pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Audited) {
-    let audit = kiln_ops::launch::audit::Audit::begin();
+pub(crate) fn audited<T>(in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) {
+    use kiln_ops::launch::audit::Audit;
+    let audit = if in_place { Audit::begin_in_place() } else { Audit::begin() };
     let result = f();
+    let places = audit.places();
     let mut errors = vec![];
     let findings = audit.finish();
-    let buffers = findings.len();
+    let whole = findings.iter().filter(|finding| finding.full);
+    let buffers = whole.map(|finding| finding.shape.iter().product()).collect();
     for finding in findings {
         if finding.unwritten > 0 || finding.error.is_some() {
             errors.push((Check::Written, finding.to_string()));
@@ -401,13 +417,13 @@ pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Audited) {
             errors.push((Check::Guards, finding.to_string()));
         }
     }
-    (result, Audited { buffers, errors })
+    (result, Audited { buffers, places, errors })
 }
 
 /// Runs `f`: without a CubeCL device there are no kernels to audit.
 #[cfg(not(feature = "cube"))]
-pub(crate) fn audited<T>(f: impl FnOnce() -> T) -> (T, Audited) {
-    (f(), Audited { buffers: 0, errors: vec![] })
+pub(crate) fn audited<T>(_in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) {
+    (f(), Audited { buffers: vec![], places: 0, errors: vec![] })
 }
 
 /// Fills memory of the sizes that the operator is going to ask for with NaN and frees it.

@@ -30,12 +30,12 @@ pub use report::{Check, Checked, Outcome, Report};
 pub use stress::stress;
 
 use crate::host::{HostTensor, Layout};
-use crate::registry::{Case, Operator, Spec};
+use crate::registry::{Case, FAMILIES, Operator, Spec};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
 use kiln_ops::oracle::{Comparison, Format, Path, Products, Rounding, compare};
 use kiln_ops::policy::Implementation;
-use plans::{Taken, heard, thin};
+use plans::{Taken, family_of, heard, thin};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -120,26 +120,25 @@ pub fn rows(ops: &[&'static dyn Operator], device: &Device) -> Vec<Row> {
 /// The families of product kernels that an operator is verified on: what would run if nobody asked for one,
 /// and, for an operator that is made of products, the others that run on a device with kernels.
 pub fn families(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<Option<&'static str>> {
-    #[cfg(feature = "cube")]
-    if op.tiled() && candidate(op, device) == Implementation::Fused {
-        let own = own_family(op, dtype, device);
-        let families = kiln_ops::tile::families(device, dtype);
-        let others = families.into_iter().map(|family| Some(family.name())).filter(|f| *f != own);
-        return std::iter::once(None).chain(others).collect();
-    }
-    let _ = (op, dtype, device);
-    vec![None]
+    let others = families_here(op, dtype, device).into_iter().skip(1);
+    std::iter::once(None).chain(others.map(Some)).collect()
 }
 
 /// The family that products take by themselves, but for those with a thin side, which have kernels of their
 /// own; none if the operator is not made of products.
 fn own_family(op: &dyn Operator, dtype: DType, device: &Device) -> Option<&'static str> {
+    families_here(op, dtype, device).first().copied()
+}
+
+/// The families of an operator that run here, the fastest first.
+fn families_here(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<&'static str> {
     #[cfg(feature = "cube")]
-    if op.tiled() && candidate(op, device) == Implementation::Fused {
-        return kiln_ops::tile::families(device, dtype).first().map(|family| family.name());
+    if candidate(op, device) == Implementation::Fused {
+        let names = kiln_ops::tile::families(device, dtype).into_iter().map(|family| family.name());
+        return names.filter(|name| op.families().contains(name)).collect();
     }
     let _ = (op, dtype, device);
-    None
+    vec![]
 }
 
 /// A family by its name.
@@ -202,6 +201,7 @@ pub fn verify_part(
     if part > 0 {
         return gate.report;
     }
+    gate.ran_on_its_family();
     if let Some(case) = cases.iter().max_by_key(|case| fuzz::moderate(case)) {
         gate.orders(case);
         gate.finite_differences(case);
@@ -276,6 +276,18 @@ pub(crate) fn rounding(
     Rounding { format, path, products }
 }
 
+/// Says so if results of so many elements are not all seen in buffers of so many: each in one that is no smaller.
+fn unseen(mut results: Vec<usize>, mut buffers: Vec<usize>) -> Option<String> {
+    for sizes in [&mut results, &mut buffers] {
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+    }
+    let seen = results.iter().zip(&buffers).filter(|(result, buffer)| result <= buffer).count();
+    (seen < results.len()).then(|| {
+        let places = results.len();
+        format!("{places} results of {results:?} elements, but the audit saw {buffers:?} written")
+    })
+}
+
 struct Gate<'a> {
     op: &'a dyn Operator,
     dtype: DType,
@@ -341,13 +353,11 @@ impl<'a> Gate<'a> {
             })
         };
 
-        let first = self.audit(&data, &what, &run);
-        self.compare(&data, first.as_ref(), &what);
+        let first = self.audits(&data, &what, &run);
         if implementation == Implementation::Fused && op.untracked() {
             let what = format!("{what}, no gradient wanted");
             let run = || on_family(family, || execute::untracked(op, &data, dtype, layout, device));
-            let found = self.audit(&data, &what, &run);
-            self.compare(&data, found.as_ref(), &what);
+            let found = self.audits(&data, &what, &run);
             if let (Ok(found), Ok(again)) = (found, run()) {
                 self.repeats(&found, &again, &what);
             }
@@ -361,15 +371,37 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// What `run` returns, with what its kernels wrote.
-    fn audit(
+    /// What `run` returns, which is compared, and once more with results in the places of inputs where kernels can do so.
+    fn audits(
         &mut self,
         data: &Data,
         what: &str,
         run: &impl Fn() -> Result<Run, String>,
     ) -> Result<Run, String> {
+        let (first, places) = self.audit(data, what, false, run);
+        self.compare(data, first.as_ref(), what);
+        if places > 0 {
+            let what = format!("{what}, in place");
+            let (found, _) = self.audit(data, &what, true, run);
+            self.compare(data, found.as_ref(), &what);
+            if let (Ok(first), Ok(found)) = (&first, found) {
+                self.repeats(first, &found, &what);
+            }
+        }
+        first
+    }
+
+    /// What `run` returns, with what its kernels wrote, and how often they could have done so in the place of an input;
+    /// `in_place`: they do.
+    fn audit(
+        &mut self,
+        data: &Data,
+        what: &str,
+        in_place: bool,
+        run: &impl Fn() -> Result<Run, String>,
+    ) -> (Result<Run, String>, usize) {
         let nothing = data.inputs.first().is_some_and(|input| input.values.is_empty());
-        let (result, Audited { buffers, errors }) = audited(run);
+        let (result, Audited { buffers, places, errors }) = audited(in_place, run);
         self.report.ran(Check::Written);
         self.report.ran(Check::Guards);
         for (check, error) in errors {
@@ -384,14 +416,20 @@ impl<'a> Gate<'a> {
                     outputs.push(output);
                 }
             }
-            let results = outputs.into_iter().chain(&run.gradients).chain(&run.kernels);
-            let results = results.filter(|of| !of.values.is_empty()).count();
-            if buffers < results && !nothing {
-                let error = format!("{results} results, of which the audit saw {buffers} written");
+            let (op, spec) = (self.op, self.op.spec());
+            let by_kernels = |gradients| {
+                let inputs = spec.float_inputs().map(|i| spec.inputs[i].name);
+                let pairs = inputs.zip::<&Vec<HostTensor>>(gradients);
+                pairs.filter(|(name, _)| !op.by_burn().contains(name)).map(|(_, of)| of)
+            };
+            let gradients = by_kernels(&run.gradients).chain(by_kernels(&run.kernels));
+            let results = outputs.into_iter().chain(gradients);
+            let results = results.map(|of| of.values.len()).filter(|elements| *elements > 0);
+            if let Some(error) = unseen(results.collect(), buffers).filter(|_| !nothing) {
                 self.report.fail(Check::Written, what, error);
             }
         }
-        result
+        (result, places)
     }
 
     fn repeats(&mut self, first: &Run, again: &Run, what: &str) {
@@ -429,11 +467,34 @@ impl<'a> Gate<'a> {
                     Err(error) => self.report.fail(Check::Order, &what, error),
                     Ok(run) => {
                         self.report.ran(Check::Order);
+                        for changed in &run.changed {
+                            self.report.fail(Check::Inputs, &what, changed.clone());
+                        }
                         self.take(&data, &run, &what, |_| [Check::Order; 2]);
                     }
                 }
             }
         }
+    }
+
+    /// That some products ran on the family that was asked for, and none on a faster one: what it cannot take runs on slower ones.
+    fn ran_on_its_family(&mut self) {
+        if families_here(self.op, self.dtype, self.device).is_empty() {
+            return;
+        }
+        let ran: Vec<(&str, &str)> =
+            self.report.plans.iter().filter_map(|of| family_of(of)).collect();
+        let place = |family: &str| FAMILIES.iter().position(|name| *name == family);
+        let error = match self.family {
+            None if ran.is_empty() => "no product ran".to_string(),
+            None => return,
+            Some(asked) => match ran.iter().find(|(_, family)| place(family) < place(asked)) {
+                Some((kernel, family)) => format!("`{kernel}` is of {family}, not of {asked}"),
+                None if ran.iter().any(|(_, family)| *family == asked) => return,
+                None => format!("no product ran on {asked}"),
+            },
+        };
+        self.report.fail(Check::Forward, "all cases", error);
     }
 
     fn finite_differences(&mut self, case: &Case) {

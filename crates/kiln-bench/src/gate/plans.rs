@@ -46,6 +46,19 @@ pub(crate) fn plans<T>(work: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
     heard(&Taken::default(), work)
 }
 
+/// The kernel of a plan and its family, if it is of one.
+pub(super) fn family_of(plan: &str) -> Option<(&str, &'static str)> {
+    let (kernel, _) = plan.split_once(": ")?;
+    let families = [
+        ("on wgmma", "wgmma"),
+        ("on mma.sync, by TMA", "mma_tma"),
+        ("on mma.sync", "mma"),
+        ("on plain units", "simt"),
+    ];
+    let of = families.into_iter().find(|(name, _)| kernel.ends_with(name))?;
+    Some((kernel, of.1))
+}
+
 /// Whether a product with a thin side is among them, on kernels of its own.
 pub(super) fn thin(plans: &BTreeSet<String>) -> bool {
     #[cfg(feature = "cube")]

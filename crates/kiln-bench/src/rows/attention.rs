@@ -116,8 +116,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn tiled(&self) -> bool {
-        true
+    fn families(&self) -> &'static [&'static str] {
+        &["wgmma", "mma", "simt"]
     }
 
     // Few queries.

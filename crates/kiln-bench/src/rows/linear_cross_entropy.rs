@@ -52,8 +52,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn tiled(&self) -> bool {
-        true
+    fn families(&self) -> &'static [&'static str] {
+        &crate::registry::FAMILIES
     }
 
     // Without gradients its chunks are products alone.

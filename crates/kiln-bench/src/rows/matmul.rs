@@ -132,8 +132,8 @@ impl Operator for Row {
         self.spec
     }
 
-    fn tiled(&self) -> bool {
-        true
+    fn families(&self) -> &'static [&'static str] {
+        &crate::registry::FAMILIES
     }
 
     fn tf32_reference(&self) -> bool {

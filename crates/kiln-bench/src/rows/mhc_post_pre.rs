@@ -98,8 +98,13 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn tiled(&self) -> bool {
-        true
+    /// φ is multiplied by γ before.
+    fn by_burn(&self) -> &'static [&'static str] {
+        &["gamma"]
+    }
+
+    fn families(&self) -> &'static [&'static str] {
+        &crate::registry::FAMILIES
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {

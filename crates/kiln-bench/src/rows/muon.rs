@@ -95,8 +95,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn tiled(&self) -> bool {
-        true
+    fn families(&self) -> &'static [&'static str] {
+        &crate::registry::FAMILIES
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {

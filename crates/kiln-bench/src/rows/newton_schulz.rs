@@ -54,8 +54,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn tiled(&self) -> bool {
-        true
+    fn families(&self) -> &'static [&'static str] {
+        &crate::registry::FAMILIES
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {

@@ -55,8 +55,8 @@ impl Operator for Row {
         &SPEC
     }
 
-    fn tiled(&self) -> bool {
-        true
+    fn families(&self) -> &'static [&'static str] {
+        &crate::registry::FAMILIES
     }
 
     // What the backward needs is not kept then.

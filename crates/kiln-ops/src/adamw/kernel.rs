@@ -137,17 +137,17 @@ struct Parameter {
 impl Parameter {
     fn new([value, grad, first, second]: [CubeTensor; 4], copy: Option<CubeTensor>) -> Self {
         let (client, dtype) = (value.client.clone(), grad.dtype);
-        let [value, first, second] = [value, first, second].map(untile);
+        let [mut value, mut first, mut second] = [value, first, second].map(untile);
         let mut reused = true;
-        let mut out = |name: &'static str, of: &CubeTensor| {
-            if launch::reusable(of) {
+        let mut out = |name: &'static str, of: &mut CubeTensor| {
+            if launch::in_place(of, OP, name) {
                 return of.clone();
             }
             reused = false;
             launch::output(of, OP, name, of.meta.shape().clone(), of.dtype)
         };
-        let new = [out("value", &value), out("first", &first), out("second", &second)];
-        let copy = copy.map(|copy| out("copy", &copy));
+        let new = [out("value", &mut value), out("first", &mut first), out("second", &mut second)];
+        let copy = copy.map(|mut copy| out("copy", &mut copy));
         let mut rows = [value, grad, first, second].map(Rows::new);
         let strided = flatten(&mut rows);
         let [value, grad, first, second] = rows;

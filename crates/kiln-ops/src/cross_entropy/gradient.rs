@@ -168,9 +168,9 @@ pub struct Backward<B: Backend> {
 /// others can read them.
 pub(crate) fn backward(request: Backward<CubeBackend>) -> CubeTensor {
     let Backward { op, dloss, logits, targets, lse, scale, options } = request;
-    let (logits, targets) = (Rows::new(logits), Rows::new(targets));
+    let (mut logits, targets) = (Rows::new(logits), Rows::new(targets));
     // Every element is read and written by one unit: over the logits where nobody needs them again.
-    let dlogits = if logits.reusable() {
+    let dlogits = if logits.in_place(op, "grad.logits") {
         logits.tensor.clone()
     } else {
         let (shape, dtype) = (logits.tensor.meta.shape().clone(), logits.tensor.dtype);

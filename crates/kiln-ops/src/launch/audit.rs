@@ -10,7 +10,7 @@ use burn_cubecl::ops::numeric::full_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// NaN as f32, as bf16 and as f16, and not one that arithmetic makes.
@@ -19,6 +19,10 @@ const POISON: u16 = 0x7FE5;
 const GUARD: usize = 1024;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// Whether the running audit wants results in the place of inputs.
+static IN_PLACE: AtomicBool = AtomicBool::new(false);
+/// How often a kernel asked the running audit for the place of an input.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
 static RUNNING: Mutex<()> = Mutex::new(());
 static RECORDS: Mutex<Vec<Record>> = Mutex::new(Vec::new());
 
@@ -45,6 +49,8 @@ pub struct Finding {
     pub output: &'static str,
     /// Its shape.
     pub shape: Vec<usize>,
+    /// Every element has to be written: it is no workspace.
+    pub full: bool,
     /// Number of elements that were never written.
     pub unwritten: usize,
     /// Flat index of the first of them.
@@ -106,10 +112,27 @@ pub struct Audit {
 impl Audit {
     /// Begins an audit; waits for a running one.
     pub fn begin() -> Self {
+        Self::with(false)
+    }
+
+    /// Begins one in which every kernel that can writes its result in the place of an input, of a copy that stands between
+    /// guard bands, whoever holds the input.
+    pub fn begin_in_place() -> Self {
+        Self::with(true)
+    }
+
+    fn with(in_place: bool) -> Self {
         let running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
         records().clear();
+        IN_PLACE.store(in_place, Ordering::SeqCst);
+        ASKED.store(0, Ordering::SeqCst);
         ACTIVE.store(true, Ordering::SeqCst);
         Self { _running: running }
+    }
+
+    /// How often a kernel could have written its result in the place of an input, or has.
+    pub fn places(&self) -> usize {
+        ASKED.load(Ordering::SeqCst)
     }
 
     /// Ends it: one finding for each kernel output. The device must have been synchronised.
@@ -130,8 +153,41 @@ fn records() -> MutexGuard<'static, Vec<Record>> {
 }
 
 /// Whether an audit runs.
-pub(crate) fn running() -> bool {
+fn running() -> bool {
     ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Whether a result has to be written in the place of a tensor, while an audit runs: then a copy stands there.
+pub(crate) fn in_place(tensor: &mut CubeTensor, [op, name]: [&'static str; 2]) -> Option<bool> {
+    if !running() {
+        return None;
+    }
+    ASKED.fetch_add(1, Ordering::SeqCst);
+    if !IN_PLACE.load(Ordering::SeqCst) {
+        return Some(false);
+    }
+    let client = tensor.client.clone();
+    // What cannot be read is an error of the kernel that should have made it.
+    let Ok(bytes) = client.read_one(tensor.handle.clone()) else { return Some(false) };
+    let padded = bytes.len().next_multiple_of(GUARD);
+    let mut all = POISON.to_ne_bytes().repeat((padded + 2 * GUARD) / 2);
+    all[GUARD..GUARD + bytes.len()].copy_from_slice(&bytes);
+    let whole = client.create_from_slice(&all);
+    let end = (GUARD + padded - bytes.len()) as u64;
+    tensor.handle = whole.clone().offset_start(GUARD as u64).offset_end(end);
+    let row = [bytes.len(); 2];
+    records().push(Record {
+        op,
+        name,
+        client,
+        whole,
+        row,
+        bytes: bytes.len(),
+        dtype: tensor.dtype,
+        shape: tensor.meta.shape().to_vec(),
+        full: true,
+    });
+    Some(true)
 }
 
 /// A poisoned output between guard bands, while an audit runs; `full`: every element has to be written.
@@ -183,6 +239,7 @@ impl Record {
             op: self.op,
             output: self.name,
             shape: self.shape,
+            full: self.full,
             unwritten: 0,
             first_unwritten: None,
             last_unwritten: None,

@@ -38,10 +38,10 @@ impl Rows {
         Self { rows, width, stride: stride.unwrap_or(width), tensor }
     }
 
-    /// Whether a result may take their memory, [as that of a tensor](reusable).
-    pub(crate) fn reusable(&self) -> bool {
+    /// Whether a result may take their memory, [as that of a tensor](in_place).
+    pub(crate) fn in_place(&mut self, op: &'static str, name: &'static str) -> bool {
         let apart = self.rows <= 1 || self.stride >= self.width;
-        apart && takeable(&self.tensor)
+        apart && takeable(&mut self.tensor, op, name)
     }
 
     /// Whether every row can be read in vectors of `size` elements.
@@ -179,13 +179,17 @@ fn pitched(shape: &Shape, pitch: usize) -> Metadata {
 }
 
 /// Whether a result may take this tensor's memory: nobody else holds it. wgpu refuses a buffer that is
-/// read and written in one launch, and an audit wants outputs of its own.
-pub(crate) fn reusable(tensor: &CubeTensor) -> bool {
-    tensor.is_contiguous() && takeable(tensor)
+/// read and written in one launch. An audit wants outputs of its own, or that all is done in place, and then puts a copy
+/// between guard bands where the tensor was.
+pub(crate) fn in_place(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -> bool {
+    tensor.is_contiguous() && takeable(tensor, op, name)
 }
 
-fn takeable(tensor: &CubeTensor) -> bool {
-    Hardware::of(&tensor.client).ptx && tensor.can_mut() && !audit::running()
+fn takeable(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -> bool {
+    if !Hardware::of(&tensor.client).ptx {
+        return false;
+    }
+    audit::in_place(tensor, [op, name]).unwrap_or_else(|| tensor.can_mut())
 }
 
 /// Whether a tensor begins at a multiple of 16 bytes, as TMA wants it.

@@ -202,17 +202,17 @@ impl Weight {
         widths: &[usize],
     ) -> Self {
         let (client, dtype) = (value.client.clone(), grad.dtype);
-        let [value, momentum] = [value, momentum].map(untile);
+        let [mut value, mut momentum] = [value, momentum].map(untile);
         let mut reused = true;
-        let mut out = |name: &'static str, of: &CubeTensor| {
-            if launch::reusable(of) {
+        let mut out = |name: &'static str, of: &mut CubeTensor| {
+            if launch::in_place(of, OP, name) {
                 return of.clone();
             }
             reused = false;
             launch::output(of, OP, name, of.meta.shape().clone(), of.dtype)
         };
-        let new = [out("value", &value), out("momentum", &momentum)];
-        let copy = copy.map(|copy| out("copy", &copy));
+        let new = [out("value", &mut value), out("momentum", &mut momentum)];
+        let copy = copy.map(|mut copy| out("copy", &mut copy));
         let [value, grad, momentum] = [value, grad, momentum].map(Rows::new);
         let mut size = launch::vector_size(&client, DType::F32, &[&value, &momentum])
             .min(launch::vector_size(&client, dtype, &[&grad]));

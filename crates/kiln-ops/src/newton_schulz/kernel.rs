@@ -245,12 +245,13 @@ impl Matrices {
     }
 
     /// X₀, contiguous, of matrices whose squares add up to those of `sums`.
-    fn divided(self, sums: CubeTensor, coefficients: Coefficients) -> CubeTensor {
+    fn divided(mut self, sums: CubeTensor, coefficients: Coefficients) -> CubeTensor {
         let (plan, count) = (self.plan(), self.count());
         let parts = sums.meta.shape()[1];
+        let taken = launch::in_place(&mut self.rows.tensor, OP, "x");
         let g = &self.rows.tensor;
         let client = g.client.clone();
-        let x = match launch::reusable(g) {
+        let x = match taken {
             true => g.clone(),
             false => launch::output(g, OP, "x", g.meta.shape().clone(), g.dtype),
         };

@@ -246,8 +246,8 @@ pub(crate) fn rope(
     rotation: Rotation<CubeBackend>,
 ) -> (CubeTensor, Option<CubeTensor>) {
     // Over the input where nobody needs it again: what a unit writes it alone has read, before.
-    let job = |x: CubeTensor, name: &'static str| {
-        let y = match launch::reusable(&x) {
+    let job = |mut x: CubeTensor, name: &'static str| {
+        let y = match launch::in_place(&mut x, op, name) {
             true => x.clone(),
             false => launch::output(&x, op, name, x.meta.shape().clone(), x.dtype),
         };
@@ -273,8 +273,8 @@ pub(crate) fn packed(
 ) -> CubeTensor {
     let width = 2 * rotation.cos.meta.shape()[1];
     let x = untile(x);
-    let x = if x.meta.strides()[2] == 1 { x } else { into_contiguous(x) };
-    let reused = launch::reusable(&x);
+    let mut x = if x.meta.strides()[2] == 1 { x } else { into_contiguous(x) };
+    let reused = launch::in_place(&mut x, op, "y");
     let y = match reused {
         true => x.clone(),
         false => launch::output(&x, op, "y", x.meta.shape().clone(), x.dtype),

@@ -153,11 +153,11 @@ pub(super) fn sum_squares(
 }
 
 /// One launch.
-fn add(all: &[Addend], sums: CubeTensor) -> CubeTensor {
+fn add(all: &[Addend], mut sums: CubeTensor) -> CubeTensor {
     let Kind { dtype, size, strided, address } = all[0].kind;
     let client = sums.client.clone();
     let count = sums.meta.num_elements();
-    let reuse = launch::reusable(&sums);
+    let reuse = launch::in_place(&mut sums, OP, "y");
     let out = match reuse {
         true => sums.clone(),
         false => launch::output(&sums, OP, "y", sums.meta.shape().clone(), sums.dtype),

@@ -125,8 +125,8 @@ pub(super) fn backward(request: Backward<CubeBackend>) -> [Option<CubeTensor>; 4
     let dgate = single(0, of_x || of_gate, "grad.gate");
     let dup = single(1, of_x || of_up, "grad.up");
     let hidden = if of_x || of_gate || of_up {
-        let dhidden = product(dy.clone(), view::transposed(w_down), dtype).run();
-        let hidden = of_down.then(|| match launch::reusable(&dhidden) {
+        let mut dhidden = product(dy.clone(), view::transposed(w_down), dtype).run();
+        let hidden = of_down.then(|| match launch::in_place(&mut dhidden, OP, "hidden") {
             true => dhidden.clone(),
             false => output("hidden", shape.clone()),
         });

@@ -68,10 +68,10 @@ impl Product {
     }
 
     /// Adds to C in its own memory, if that may be taken and a result of `dtype` fits there.
-    pub(crate) fn accumulate(mut self, c: CubeTensor, beta: f64) -> Self {
+    pub(crate) fn accumulate(mut self, mut c: CubeTensor, beta: f64) -> Self {
         let full = shape(self.a.meta.shape(), self.b.meta.shape());
         let fits = c.dtype == self.dtype && *c.meta.shape() == full && cuda::holds(&c);
-        if fits && launch::reusable(&c) {
+        if fits && launch::in_place(&mut c, self.op, self.name) {
             self.out = Some(c.clone());
             self.in_place = true;
         }

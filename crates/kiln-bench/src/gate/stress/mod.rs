@@ -81,6 +81,11 @@ fn repeated(
                     Some(kernels) => op.gradients(&call, &cotangents, kernels),
                     None => by_autodiff(op, &inputs, case, &cotangents)?,
                 });
+                let kept = saved[inputs.len()..].iter().filter_map(|saved| match saved {
+                    Input::Float { rows, .. } => Some(rows.clone().flatten(0, 1)),
+                    Input::Int { .. } => None,
+                });
+                results.extend(kept);
             }
             results.into_iter().map(fingerprint).collect()
         })
@@ -92,8 +97,9 @@ fn repeated(
         if let Some(at) = first.iter().zip(&again).position(|(a, b)| a != b) {
             let names = spec.outputs.iter().map(|output| output.name.to_string());
             let gradients = spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
-            let name = names.chain(gradients).nth(at).unwrap_or_default();
-            return Err(format!("`{name}` is another in call {repeat} of {repeats} than before"));
+            let name = names.chain(gradients).nth(at).map(|name| format!("`{name}`"));
+            let name = name.unwrap_or_else(|| "what the forward keeps".into());
+            return Err(format!("{name} is another in call {repeat} of {repeats} than before"));
         }
     }
     Ok(())
@@ -149,7 +155,9 @@ fn beside_other_work<T>(device: &Device, work: impl FnOnce() -> T) -> T {
             let side = BUSY[usize::from(!device::is_cuda(device))];
             let a = Tensor::<2>::random([side, side], random(), device);
             while !stopped.load(Ordering::Relaxed) {
-                let _ = a.clone().matmul(a.clone()).sum().try_to_data();
+                // Several before a read, which lets the device idle.
+                let product = |b: Tensor<2>, _| a.clone().matmul(b).mul_scalar(1.0 / side as f32);
+                let _ = (0..8).fold(a.clone(), product).sum().try_to_data();
             }
             Ok(())
         };

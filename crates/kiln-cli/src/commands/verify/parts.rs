@@ -166,6 +166,6 @@ impl Found {
 /// families last, of which what runs by itself has then compiled some.
 fn order(rows: &[Row]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by_key(|&i| (rows[i].family.is_some(), !rows[i].op.tiled()));
+    order.sort_by_key(|&i| (rows[i].family.is_some(), rows[i].op.families().is_empty()));
     order
 }

@@ -417,8 +417,10 @@ pub(super) fn sums(
     };
     let (onto, sums, way) = match onto {
         None => (launch::unused(&dy.tensor, dtype), output(), Onto::Zeros),
-        Some(onto) if launch::reusable(&onto) => (onto.clone(), onto, Onto::Same),
-        Some(onto) => (onto, output(), Onto::Other),
+        Some(mut onto) => match launch::in_place(&mut onto, op, "grad.weight") {
+            true => (onto.clone(), onto, Onto::Same),
+            false => (onto, output(), Onto::Other),
+        },
     };
     let dtypes = [dy.tensor.dtype, dtype, tokens.dtype].map(dtype_to_elem_type);
     let of = |rows: &Rows| vector_size(client, [rows.tensor.dtype, DType::F32], rows);
