@@ -21,12 +21,16 @@ mod finite;
 mod fuzz;
 mod plans;
 mod report;
+mod rows;
 mod stress;
 
 pub(crate) use execute::{Audited, audited};
 pub use execute::{Data, Run, execute, poison};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, Outcome, Report};
+pub(crate) use rows::on_family;
+use rows::{CASES_OF_A_PART, families_here, own_family, parts};
+pub use rows::{Row, candidate, dtypes, families, family, rows, runs};
 pub use stress::stress;
 
 use crate::host::{HostTensor, Layout};
@@ -53,114 +57,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self { seed: 1, fuzz: 8, family: None }
-    }
-}
-
-/// The implementation that `auto` would verify: the kernel if it has one that runs here.
-pub fn candidate(op: &dyn Operator, device: &Device) -> Implementation {
-    if op.spec().kernel && device::is_cube(device) {
-        Implementation::Fused
-    } else {
-        Implementation::Reference
-    }
-}
-
-/// The float types of a device.
-pub fn dtypes(device: &Device) -> Vec<DType> {
-    [DType::F32, DType::BF16, DType::F16]
-        .into_iter()
-        .filter(|d| device.supports_dtype(*d))
-        .collect()
-}
-
-/// A row of what is verified.
-#[derive(Clone, Copy)]
-pub struct Row {
-    /// Operator.
-    pub op: &'static dyn Operator,
-    /// Element type.
-    pub dtype: DType,
-    /// Family of product kernels, of [`families`].
-    pub family: Option<&'static str>,
-}
-
-impl std::fmt::Display for Row {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.op.spec().name, format!("{:?}", self.dtype).to_lowercase())?;
-        self.family.map_or(Ok(()), |family| write!(f, " ({family})"))
-    }
-}
-
-impl Row {
-    /// How many parts it is verified in, each by itself if need be: [`verify_part`].
-    pub fn parts(&self, fuzz: usize) -> usize {
-        parts(self.op, fuzz)
-    }
-}
-
-/// Cases of a part of a row: some make a hundred kernels, which one thread would compile.
-const CASES_OF_A_PART: usize = 12;
-
-fn parts(op: &dyn Operator, fuzz: usize) -> usize {
-    (op.cases().len() + fuzz).div_ceil(CASES_OF_A_PART).max(1)
-}
-
-/// The rows of these operators on a device, in their order.
-pub fn rows(ops: &[&'static dyn Operator], device: &Device) -> Vec<Row> {
-    let mut rows = vec![];
-    for &op in ops {
-        for dtype in dtypes(device).into_iter().filter(|dtype| op.spec().computes_in(*dtype)) {
-            let families = families(op, dtype, device).into_iter();
-            rows.extend(families.map(|family| Row { op, dtype, family }));
-        }
-    }
-    rows
-}
-
-/// The families of product kernels that an operator is verified on: what would run if nobody asked for one,
-/// and, for an operator that is made of products, the others that run on a device with kernels.
-pub fn families(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<Option<&'static str>> {
-    let others = families_here(op, dtype, device).into_iter().skip(1);
-    std::iter::once(None).chain(others.map(Some)).collect()
-}
-
-/// The family that products take by themselves, but for those with a thin side, which have kernels of their
-/// own; none if the operator is not made of products.
-fn own_family(op: &dyn Operator, dtype: DType, device: &Device) -> Option<&'static str> {
-    families_here(op, dtype, device).first().copied()
-}
-
-/// The families of an operator that run here, the fastest first.
-fn families_here(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<&'static str> {
-    #[cfg(feature = "cube")]
-    if candidate(op, device) == Implementation::Fused {
-        let names = kiln_ops::tile::families(device, dtype).into_iter().map(|family| family.name());
-        return names.filter(|name| op.families().contains(name)).collect();
-    }
-    let _ = (op, dtype, device);
-    vec![]
-}
-
-/// A family by its name.
-///
-/// # Errors
-///
-/// One line that lists the families there are.
-pub fn family(name: &str) -> Result<&'static str, String> {
-    #[cfg(feature = "cube")]
-    return name.parse::<kiln_ops::tile::Family>().map(kiln_ops::tile::Family::name);
-    #[cfg(not(feature = "cube"))]
-    Err(format!("`{name}`: this build has no kernels"))
-}
-
-/// Whether the family of this name runs on a device with operands of this element type.
-pub fn runs(name: &str, dtype: DType, device: &Device) -> bool {
-    #[cfg(feature = "cube")]
-    return kiln_ops::tile::families(device, dtype).iter().any(|family| family.name() == name);
-    #[cfg(not(feature = "cube"))]
-    {
-        let _ = (name, dtype, device);
-        false
     }
 }
 
@@ -240,16 +136,6 @@ fn empty(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'stat
     Report::new(name, dtype, device::name(device), candidate(op, device), family, differentiable)
 }
 
-/// Runs `f` with its products on a family of kernels.
-pub(crate) fn on_family<T>(family: Option<&'static str>, f: impl FnOnce() -> T) -> T {
-    #[cfg(feature = "cube")]
-    if let Some(family) = family.and_then(|name| name.parse().ok()) {
-        return kiln_ops::tile::force(family, f);
-    }
-    let _ = family;
-    f()
-}
-
 /// Where an implementation rounds on a device.
 pub(crate) fn rounding(
     op: &dyn Operator,
@@ -276,15 +162,20 @@ pub(crate) fn rounding(
     Rounding { format, path, products }
 }
 
-/// Says so if results of so many elements are not all seen in buffers of so many: each in one that is no smaller.
+/// Says so if results of so many elements are not all seen in buffers of so many: each has room in the smallest that has
+/// enough, beside others.
 fn unseen(mut results: Vec<usize>, mut buffers: Vec<usize>) -> Option<String> {
     for sizes in [&mut results, &mut buffers] {
         sizes.sort_unstable_by(|a, b| b.cmp(a));
     }
-    let seen = results.iter().zip(&buffers).filter(|(result, buffer)| result <= buffer).count();
-    (seen < results.len()).then(|| {
-        let places = results.len();
-        format!("{places} results of {results:?} elements, but the audit saw {buffers:?} written")
+    let mut room = buffers.clone();
+    let missing = results.iter().any(|result| {
+        let enough = room.iter_mut().filter(|left| **left >= *result).min();
+        enough.map(|left| *left -= result).is_none()
+    });
+    missing.then(|| {
+        let count = results.len();
+        format!("{count} results of {results:?} elements, but the audit saw {buffers:?} written")
     })
 }
 

@@ -169,20 +169,24 @@ pub(crate) fn in_place(tensor: &mut CubeTensor, [op, name]: [&'static str; 2]) -
     let client = tensor.client.clone();
     // What cannot be read is an error of the kernel that should have made it.
     let Ok(bytes) = client.read_one(tensor.handle.clone()) else { return Some(false) };
-    let padded = bytes.len().next_multiple_of(GUARD);
+    let row = row(tensor.meta.shape(), tensor.meta.strides(), tensor.dtype.size(), bytes.len());
+    let width = (row[0] / tensor.dtype.size()).max(1);
+    // Behind the last row of an allocation is what nobody writes.
+    let size = tensor.meta.num_elements() / width * row[1];
+    let kept = size.min(bytes.len());
+    let padded = size.next_multiple_of(GUARD);
     let mut all = POISON.to_ne_bytes().repeat((padded + 2 * GUARD) / 2);
-    all[GUARD..GUARD + bytes.len()].copy_from_slice(&bytes);
+    all[GUARD..GUARD + kept].copy_from_slice(&bytes[..kept]);
     let whole = client.create_from_slice(&all);
-    let end = (GUARD + padded - bytes.len()) as u64;
+    let end = (GUARD + padded - size) as u64;
     tensor.handle = whole.clone().offset_start(GUARD as u64).offset_end(end);
-    let row = [bytes.len(); 2];
     records().push(Record {
         op,
         name,
         client,
         whole,
         row,
-        bytes: bytes.len(),
+        bytes: size,
         dtype: tensor.dtype,
         shape: tensor.meta.shape().to_vec(),
         full: true,
@@ -233,6 +237,19 @@ pub(crate) fn output(
     Some(CubeTensor::new(client, inside, super::pitched(shape, pitch), device, dtype))
 }
 
+/// Bytes of a row, and from one row to the next, of a tensor in memory of so many bytes. A single row owns the gap behind
+/// it, too.
+fn row(shape: &[usize], strides: &[usize], element: usize, bytes: usize) -> [usize; 2] {
+    let last = shape.len() - 1;
+    let (width, rows) = (shape[last], shape[..last].iter().product::<usize>());
+    let pitch = match last {
+        0 => width,
+        _ if rows > 1 => super::row_stride(shape, strides).unwrap_or(width),
+        _ => strides[last - 1].clamp(width, (bytes / element).max(width)),
+    };
+    [width * element, pitch * element]
+}
+
 impl Record {
     fn inspect(self) -> Finding {
         let mut finding = Finding {
@@ -281,5 +298,21 @@ impl Record {
             }
         }
         finding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::row;
+
+    #[test]
+    fn rows_in_memory() {
+        assert_eq!(row(&[3, 7], &[8, 1], 2, 48), [14, 16]);
+        assert_eq!(row(&[2, 3, 7], &[21, 7, 1], 4, 256), [28, 28]);
+        // One row, of an allocation with rows at multiples of 16 bytes, of its own, and cut out of a wider one.
+        assert_eq!(row(&[1, 1, 9], &[16, 16, 1], 2, 32), [18, 32]);
+        assert_eq!(row(&[1, 9], &[9, 1], 2, 32), [18, 18]);
+        assert_eq!(row(&[1, 9], &[1000, 1], 2, 18), [18, 18]);
+        assert_eq!(row(&[5], &[1], 4, 32), [20, 20]);
     }
 }
