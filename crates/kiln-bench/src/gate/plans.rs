@@ -69,3 +69,23 @@ pub(super) fn thin(plans: &BTreeSet<String>) -> bool {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::family_of;
+
+    #[test]
+    fn families_of_plans() {
+        for (plan, expected) in [
+            ("product on wgmma: (1, 2); in parts", Some("wgmma")),
+            ("product on mma.sync, by TMA: (1, 2)", Some("mma_tma")),
+            ("product on mma.sync: (1, 2)", Some("mma")),
+            ("attention.grad of keys on mma.sync: 3", Some("mma")),
+            ("attention dk, dv on plain units: 3", Some("simt")),
+            ("kasmina_mlp on mma: 3", None),
+            ("rope: on wgmma", None),
+        ] {
+            assert_eq!(family_of(plan).map(|(_, family)| family), expected, "{plan}");
+        }
+    }
+}

@@ -79,7 +79,7 @@ impl Garden {
     /// The step after which the first seed germinates.
     pub(super) fn first(&self) -> u64 {
         // The first epoch that ends is number 1.
-        (self.config.first.max(1) * self.config.epoch_steps) as u64
+        (self.config.first.max(1) as u64).saturating_mul(self.config.epoch_steps as u64)
     }
 
     /// How many seeds are in each state.

@@ -145,8 +145,9 @@ pub(super) fn restored(
     let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);
     let replica = Replica::restored(config, skeleton, sampler, device.clone(), checkpoint);
     let replica = replica.map_err(|error| match (error, differing(config, checkpoint)) {
-        // What was asked for says more than the tensor that is not there for it.
-        (TrainError::Unfit { path, .. }, Some(reason)) => TrainError::Unfit { path, reason },
+        (TrainError::Unfit { path, reason }, Some(differing)) => {
+            TrainError::Unfit { path, reason: format!("{reason}; {differing}") }
+        }
         (error, _) => error,
     })?;
     Ok((replica, state))

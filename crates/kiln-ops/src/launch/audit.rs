@@ -21,8 +21,8 @@ const GUARD: usize = 1024;
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether the running audit wants results in the place of inputs.
 static IN_PLACE: AtomicBool = AtomicBool::new(false);
-/// How often a kernel asked the running audit for the place of an input.
-static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// How often a kernel asked the running audit for the place of an input, and got it if that is what the audit wants.
+static PLACES: AtomicUsize = AtomicUsize::new(0);
 static RUNNING: Mutex<()> = Mutex::new(());
 static RECORDS: Mutex<Vec<Record>> = Mutex::new(Vec::new());
 
@@ -125,14 +125,14 @@ impl Audit {
         let running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
         records().clear();
         IN_PLACE.store(in_place, Ordering::SeqCst);
-        ASKED.store(0, Ordering::SeqCst);
+        PLACES.store(0, Ordering::SeqCst);
         ACTIVE.store(true, Ordering::SeqCst);
         Self { _running: running }
     }
 
-    /// How often a kernel could have written its result in the place of an input, or has.
+    /// How often a kernel could have written its result in the place of an input; in an audit that wants that, has.
     pub fn places(&self) -> usize {
-        ASKED.load(Ordering::SeqCst)
+        PLACES.load(Ordering::SeqCst)
     }
 
     /// Ends it: one finding for each kernel output. The device must have been synchronised.
@@ -162,8 +162,8 @@ pub(crate) fn in_place(tensor: &mut CubeTensor, [op, name]: [&'static str; 2]) -
     if !running() {
         return None;
     }
-    ASKED.fetch_add(1, Ordering::SeqCst);
     if !IN_PLACE.load(Ordering::SeqCst) {
+        PLACES.fetch_add(1, Ordering::SeqCst);
         return Some(false);
     }
     let client = tensor.client.clone();
@@ -191,6 +191,7 @@ pub(crate) fn in_place(tensor: &mut CubeTensor, [op, name]: [&'static str; 2]) -
         shape: tensor.meta.shape().to_vec(),
         full: true,
     });
+    PLACES.fetch_add(1, Ordering::SeqCst);
     Some(true)
 }
 

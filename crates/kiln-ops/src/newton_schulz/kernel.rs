@@ -315,11 +315,12 @@ fn iterate(
         let gram = Product { symmetric: true, alpha: scaled(&squared), ..gram }.run();
         let square = product(gram.clone(), gram.clone());
         let square = Product { symmetric: true, alpha: Alpha::new(c), ..square };
-        let polynomial = square.accumulate(gram, b).run();
+        // Never in the place of what is added: it is an operand too.
+        let polynomial = Product { add: Some((gram, b)), ..square }.run();
         // Of the transpose it is (B·Xᵀ)ᵀ = X·B.
         let pair = if tall { (x.clone(), polynomial) } else { (polynomial, x.clone()) };
         let moved = Product { alpha: scaled(&inverse), ..product(pair.0, pair.1) };
-        x = moved.accumulate(x, a).run();
+        x = Product { add: Some((x, a)), ..moved }.run();
     }
     x
 }
