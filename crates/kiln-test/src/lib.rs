@@ -8,13 +8,22 @@ use std::panic::Location;
 /// What must not be left out: names with commas between them, as `cuda,wgpu`.
 pub const REQUIRE: &str = "KILN_REQUIRE";
 
+/// The names there are.
+const NAMES: [&str; 7] = ["cuda", "wgpu", "kernels", "mma", "wgmma", "offline", "toolkit"];
+
 /// A file in which [`skip`] writes what is left out, a line each.
 pub const SKIPPED: &str = "KILN_SKIPPED";
 
-/// What is said of something that is left out, on one line; an error where it is `required`.
+/// What is said of something that is left out, on one line; an error where it is `required`, or something that is none of
+/// [`NAMES`], which nothing would ever fail by.
 fn left_out(name: &str, why: impl Display, required: &str) -> Result<String, String> {
+    let wanted = || required.split(',').map(str::trim).filter(|one| !one.is_empty());
+    if let Some(unknown) = wanted().find(|one| !NAMES.contains(one)) {
+        return Err(format!("{REQUIRE} names {unknown}, expected some of {}", NAMES.join(", ")));
+    }
+    debug_assert!(NAMES.contains(&name), "{name} cannot be required");
     let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    match required.split(',').any(|one| one.trim() == name) {
+    match wanted().any(|one| one == name) {
         true => Err(format!("{REQUIRE} names {name}: {why}")),
         false => Ok(format!("SKIPPED on {name}: {why}")),
     }
@@ -77,7 +86,7 @@ mod tests {
     #[test]
     fn what_is_required_is_not_left_out() {
         for (required, fails) in
-            [("cuda, wgpu", true), ("wgpu", true), ("cuda", false), ("wgpu2", false), ("", false)]
+            [("cuda, wgpu", true), ("wgpu", true), ("cuda", false), ("wgpu2", true), ("", false)]
         {
             assert_eq!(left_out("wgpu", "no driver", required).is_err(), fails, "{required}");
         }

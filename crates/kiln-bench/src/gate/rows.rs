@@ -41,7 +41,7 @@ impl std::fmt::Display for Row {
 }
 
 impl Row {
-    /// How many parts it is verified in, each by itself if need be: [`verify_part`].
+    /// How many parts it is verified in, each by itself if need be: [`verify_part`](super::verify_part).
     pub fn parts(&self, fuzz: usize) -> usize {
         parts(self.op, fuzz)
     }
