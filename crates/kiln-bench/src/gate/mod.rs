@@ -163,23 +163,19 @@ pub(crate) fn rounding(
 
 /// Says so if results of so many elements are not all seen in buffers of so many: each in one of its size, or else beside
 /// others in the smallest that has room.
-fn unseen(mut results: Vec<usize>, mut buffers: Vec<usize>) -> Option<String> {
-    for sizes in [&mut results, &mut buffers] {
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
-    }
+fn unseen(results: Vec<usize>, buffers: Vec<usize>) -> Option<String> {
     let mut room = buffers.clone();
-    // Stacks of several are for those that have none of their own size.
-    let others =
-        results.iter().filter(|result| match room.iter().position(|left| left == *result) {
-            Some(own) => {
-                room.swap_remove(own);
-                false
-            }
-            None => true,
-        });
-    let others: Vec<usize> = others.copied().collect();
-    let missing = others.iter().any(|result| {
-        let enough = room.iter_mut().filter(|left| **left >= *result).min();
+    let mut others = vec![];
+    for result in &results {
+        match room.iter().position(|left| left == result) {
+            Some(own) => _ = room.swap_remove(own),
+            None => others.push(*result),
+        }
+    }
+    // Stacks of several: the largest first.
+    others.sort_unstable();
+    let missing = others.into_iter().rev().any(|result| {
+        let enough = room.iter_mut().filter(|left| **left >= result).min();
         enough.map(|left| *left -= result).is_none()
     });
     missing.then(|| {

@@ -2,7 +2,7 @@
 
 use super::{GOOD, wait};
 use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, Gradients, Tensor};
 use kiln_nn::kasmina::{Schedule, SeedMetrics};
 use kiln_nn::prelude::*;
 
@@ -27,6 +27,19 @@ fn layer(device: &Device) -> KasminaLayer {
     KasminaLayerConfig::new(10, 3).with_blueprints(2).with_lifecycle(rules).init(device)
 }
 
+/// What the layer returns, the gradient of a host's weight, and the reconstruction losses.
+type Found = (Vec<f32>, Vec<f32>, Vec<f32>);
+
+/// Those of a layer behind x·weight, and all gradients.
+fn trained(layer: &KasminaLayer, x: &Tensor<2>, weight: &Tensor<2>) -> (Found, Gradients) {
+    let h = x.clone().matmul(weight.clone());
+    let y = layer.forward(h.clone(), |h| h);
+    let loss = layer.reconstruction(h);
+    let losses = values(loss.clone());
+    let grads = (y.clone().powi_scalar(2).sum() + loss.sum()).backward();
+    ((values(y), values(weight.grad(&grads).unwrap()), losses), grads)
+}
+
 /// A seed that trains changes neither what the layer returns nor a gradient of the host, bit for bit, and learns.
 #[test]
 fn training_is_seen_by_nobody() {
@@ -40,21 +53,16 @@ fn training_is_seen_by_nobody_on(device: Device) {
     let x = random([6, 10], &device);
     let weight = random([10, 10], &device).require_grad();
     let run = |layer: &KasminaLayer| {
-        let h = x.clone().matmul(weight.clone());
-        let y = layer.forward(h.clone(), |h| h);
-        let loss = layer.reconstruction(h);
-        let losses = values(loss.clone());
-        let grads = (y.clone().powi_scalar(2).sum() + loss.sum()).backward();
-        let learned = layer.blueprints.grad(&grads).map(values);
-        (values(y), values(weight.grad(&grads).unwrap()), losses, learned)
+        let (found, grads) = trained(layer, &x, &weight);
+        (found, layer.blueprints.grad(&grads).map(values))
     };
-    let (y, gradient, losses, _) = run(&layer);
+    let ((y, gradient, losses), _) = run(&layer);
     assert_eq!(losses, [0.0; 3]);
     let mut lifecycle = layer.lifecycle().unwrap();
     lifecycle.germinate(1, 1, Blend::Lerp).unwrap();
     lifecycle.transition(1, Training, &GOOD).unwrap();
     layer.follow(&lifecycle).unwrap();
-    let (with, gradient_with, losses, learned) = run(&layer);
+    let ((with, gradient_with, losses), learned) = run(&layer);
     assert_eq!((y, gradient), (with, gradient_with));
     assert!(losses[1] > 0.0 && losses[0] == 0.0 && losses[2] == 0.0, "{losses:?}");
     let learned = learned.unwrap();
@@ -82,19 +90,14 @@ fn training_of_an_mlp_is_seen_by_nobody_on(device: Device) {
     let weight = random([10, 10], &device).require_grad();
     let mut lifecycle = layer.lifecycle().unwrap();
     let run = |layer: &KasminaLayer| {
-        let h = x.clone().matmul(weight.clone());
-        let y = layer.forward(h.clone(), |h| h);
-        let loss = layer.reconstruction(h);
-        let losses = values(loss.clone());
-        let grads = (y.clone().powi_scalar(2).sum() + loss.sum()).backward();
-        let learned = layer.mlps.as_ref().unwrap().grad(&grads).map(values);
-        (values(y), values(weight.grad(&grads).unwrap()), losses, learned.unwrap())
+        let (found, grads) = trained(layer, &x, &weight);
+        (found, layer.mlps.as_ref().unwrap().grad(&grads).map(values).unwrap())
     };
-    let (y, gradient, ..) = run(&layer);
+    let ((y, gradient, _), _) = run(&layer);
     lifecycle.germinate(1, 1, Blend::Mlp).unwrap();
     lifecycle.transition(1, Training, &GOOD).unwrap();
     layer.follow(&lifecycle).unwrap();
-    let (with, gradient_with, losses, learned) = run(&layer);
+    let ((with, gradient_with, losses), learned) = run(&layer);
     assert_eq!((&y, &gradient), (&with, &gradient_with));
     assert!(losses[1] > 0.0 && losses[0] == 0.0 && losses[2] == 0.0, "{losses:?}");
     let (first, second) = learned.split_at(learned.len() / 2);
@@ -104,11 +107,11 @@ fn training_of_an_mlp_is_seen_by_nobody_on(device: Device) {
     wait(&mut lifecycle, 50);
     layer.follow(&lifecycle).unwrap();
     assert_eq!(layer.lifecycle().unwrap(), lifecycle);
-    let (grafted, ..) = run(&layer);
+    let ((grafted, ..), _) = run(&layer);
     let changed = |at: usize| (4..7).contains(&(at % 10));
     assert!((0..60).all(|at| (grafted[at] != y[at]) == changed(at)));
-    assert_eq!(run(&layer.without(1).unwrap()).0, y);
-    assert_eq!(run(&layer).0, grafted);
+    assert_eq!(run(&layer.without(1).unwrap()).0.0, y);
+    assert_eq!(run(&layer).0.0, grafted);
     let error = layer.without(3).unwrap_err().to_string();
     assert_eq!(error, "kasmina: `seed` of seed 3 is 3, expected 0 to 2");
     // An MLP that is not there.
@@ -117,7 +120,7 @@ fn training_of_an_mlp_is_seen_by_nobody_on(device: Device) {
     other.transition(0, Training, &GOOD).unwrap();
     let error = layer.follow(&other).unwrap_err().to_string();
     assert_eq!(error, "kasmina: `blueprint_id` of seed 0 is 2, expected 0 to 1");
-    assert_eq!(run(&layer).0, grafted);
+    assert_eq!(run(&layer).0.0, grafted);
 }
 
 /// In the middle of a graft the record holds all: what goes on from it goes on as the layer itself does, bit for bit.
