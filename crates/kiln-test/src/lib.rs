@@ -5,11 +5,13 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::Location;
 
+pub mod cupti;
+
 /// What must not be left out: names with commas between them, as `cuda,wgpu`.
 pub const REQUIRE: &str = "KILN_REQUIRE";
 
 /// The names there are.
-const NAMES: [&str; 7] = ["cuda", "wgpu", "kernels", "mma", "wgmma", "offline", "toolkit"];
+const NAMES: [&str; 8] = ["cuda", "wgpu", "kernels", "mma", "wgmma", "large", "offline", "toolkit"];
 
 /// A file in which [`skip`] writes what is left out, a line each.
 pub const SKIPPED: &str = "KILN_SKIPPED";
