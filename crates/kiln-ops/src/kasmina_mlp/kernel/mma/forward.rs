@@ -27,7 +27,7 @@ fn forward_kernel<E: Float, W: Float, I: Int>(
         // Under way while weights are packed.
         let mut held = load_rows::<E>(x, sizes.x, first, place.end, &of, plan);
         let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(2 * words), 128usize);
-        let mut bias = Shared::<[f32]>::new_slice(comptime!(3 * width));
+        let mut bias = Shared::<[f32]>::new_aligned_slice(comptime!(3 * width), 8usize);
         let at = weights(of.mlp, sizes.widest);
         let wide = 2 * of.size;
         pack_rows::<E>(mlps, at.first, sizes.widest, wide, of.size, &mut shared, 0usize, plan);
@@ -35,8 +35,10 @@ fn forward_kernel<E: Float, W: Float, I: Int>(
         pack_bias::<E>(mlps, at.first_bias, wide, &mut bias, 0usize, comptime!(2 * width));
         pack_bias::<E>(mlps, at.second_bias, of.size, &mut bias, comptime!(2 * width), width);
         sync_cube();
-        let base = generic_to_shared::<u32>(shared.as_ptr());
-        let pair = UNIT_POS as usize % 4 * 2;
+        let base = unknown(generic_to_shared::<u32>(shared.as_ptr()));
+        let zero = unknown(0u32);
+        let pair = UNIT_POS % 4 * 2;
+        let biases = unknown(generic_to_shared::<f32>(bias.as_ptr()) + pair * 4);
         for row in range_stepped(first, place.end, ROWS) {
             let next = load_rows::<E>(x, sizes.x, row + ROWS, place.end, &of, plan);
             let mut out = Array::<Vector<f32, Const<4>>>::new(comptime!(4 * plan.groups()));
@@ -44,21 +46,21 @@ fn forward_kernel<E: Float, W: Float, I: Int>(
             for i in 0..comptime!(4 * plan.groups()) {
                 out[i] = Vector::new(0.0f32);
             }
+            let x = operands(&held, zero, plan);
             #[unroll]
             for step in 0..comptime!((plan.tiles() / 2) as u32) {
                 let mut hidden = Array::<u32>::new(4usize);
                 #[unroll]
                 for i in 0..2usize {
                     let tile = 2 * step + i as u32;
-                    let sums = multiply_rows(&held, base, tile, plan);
+                    let sums = multiply_rows(&x, base, tile, plan);
                     let mut units = Array::<f32>::new(4usize);
+                    let of_pair = load_pair(biases + tile * 32);
                     #[unroll]
                     for e in 0..4usize {
-                        let sum =
-                            sums.extract(e) + bias[tile as usize * 8 + pair + comptime!(e % 2)];
-                        // Where there is no unit, an infinite feature times zero would be no number.
-                        let unit = tile as usize * 8 + pair + comptime!(e % 2);
-                        units[e] = select(unit >= wide || sum <= 0.0, f32::new(0.0), sum);
+                        let sum = sums.extract(e) + of_pair.extract(comptime!(e % 2));
+                        let unit = tile * 8 + pair + comptime!(e as u32 % 2);
+                        units[e] = select(off(sum, unit, wide, false), f32::new(0.0), sum);
                     }
                     hidden[comptime!(2 * i)] = round_pair(units[0], units[1], plan.float);
                     hidden[comptime!(2 * i + 1)] = round_pair(units[2], units[3], plan.float);
@@ -68,7 +70,7 @@ fn forward_kernel<E: Float, W: Float, I: Int>(
             }
             let from = comptime!(Some(2 * width));
             let features = garden.features;
-            store_rows::<E>(y, features, row, place.end, &of, &held, &out, &bias, from, plan);
+            store_rows::<E>(y, features, row, place.end, &of, &x, &out, &bias, from, plan);
             #[unroll]
             for i in 0..comptime!(8 * plan.groups()) {
                 held[i] = next[i];

@@ -213,15 +213,22 @@ fn load_rows<E: Float>(
     words
 }
 
-/// What a lane multiplies in step `step` of a group.
+/// What a lane multiplies, two steps a group. An operand has to lie in registers that follow each other: with `zero`, which
+/// is [`unknown`], words are moved there once, and not before every product.
 #[cube]
-fn operand(
-    words: &Array<u32>,
-    #[comptime] group: usize,
-    #[comptime] step: usize,
-) -> Vector<u32, Const<4>> {
-    let first = comptime!(group * 8 + step * 2);
-    four(words[first], words[first + 4], words[first + 1], words[first + 5])
+fn operands(words: &Array<u32>, zero: u32, #[comptime] plan: Plan) -> Array<Vector<u32, Const<4>>> {
+    let mut operands = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * plan.groups()));
+    #[unroll]
+    for step in 0..comptime!(2 * plan.groups()) {
+        let first = comptime!(step / 2 * 8 + step % 2 * 2);
+        operands[step] = four(
+            words[first] | zero,
+            words[first + 4] | zero,
+            words[first + 1] | zero,
+            words[first + 5] | zero,
+        );
+    }
+    operands
 }
 
 /// Four words as an operand, which a mutable variable cannot be.
@@ -237,10 +244,21 @@ fn four(a: u32, b: u32, c: u32, d: u32) -> Vector<u32, Const<4>> {
     held[0]
 }
 
+/// Four words from `first` on.
+#[cube]
+fn four_of(words: &Array<u32>, #[comptime] first: usize) -> Vector<u32, Const<4>> {
+    four(
+        words[first],
+        words[comptime!(first + 1)],
+        words[comptime!(first + 2)],
+        words[comptime!(first + 3)],
+    )
+}
+
 /// Eight hidden units of 16 rows: features times packed rows of weights.
 #[cube]
 fn multiply_rows(
-    words: &Array<u32>,
+    operands: &Array<Vector<u32, Const<4>>>,
     base: u32,
     tile: u32,
     #[comptime] plan: Plan,
@@ -256,7 +274,8 @@ fn multiply_rows(
         for step in 0..2usize {
             let (b0, b1) =
                 (weights.extract(comptime!(2 * step)), weights.extract(comptime!(2 * step + 1)));
-            sums[0] = mma_16x8x16(operand(words, group, step), b0, b1, sums[0], plan.float);
+            let at = comptime!(2 * group + step);
+            sums[0] = mma_16x8x16(operands[at], b0, b1, sums[0], plan.float);
         }
     }
     sums[0]
@@ -287,6 +306,19 @@ fn add_columns(
     }
 }
 
+/// Whether a hidden unit is off: below 0, or none of the `wide` that there are, unless `all` are. Where there is none, an
+/// infinite feature times zero would be no number.
+#[cube]
+fn off(sum: f32, unit: u32, wide: usize, #[comptime] all: bool) -> bool {
+    if comptime!(all) { sum <= 0.0 } else { unit >= wide as u32 || sum <= 0.0 }
+}
+
+/// A word that the compiler does not know, so that it is kept and not made again wherever it is needed.
+#[cube]
+fn unknown(word: u32) -> u32 {
+    plane_shuffle(word, UNIT_POS_PLANE)
+}
+
 /// (1 − alpha)·x + alpha·out of 16 rows.
 #[cube]
 fn store_rows<E: Float>(
@@ -295,7 +327,7 @@ fn store_rows<E: Float>(
     row: usize,
     end: usize,
     of: &MlpSeed,
-    words: &Array<u32>,
+    operands: &Array<Vector<u32, Const<4>>>,
     out: &Array<Vector<f32, Const<4>>>,
     bias: &Shared<[f32]>,
     // Where the outputs' bias stands, if there is one.
@@ -317,7 +349,8 @@ fn store_rows<E: Float>(
                 if comptime!(from.is_some()) {
                     out += bias[comptime!(from.unwrap_or(0) + i) + column];
                 }
-                let word = words[comptime!(group * 8 + half * 4 + i / 2)];
+                let operand = operands[comptime!(group * 2 + i / 4)];
+                let word = operand.extract(comptime!(i / 2 % 2 * 2 + half));
                 let x = half_of(word, comptime!(i % 2 == 1), plan.float);
                 eight[i] = (1.0 - of.alpha) * x + of.alpha * out;
             }

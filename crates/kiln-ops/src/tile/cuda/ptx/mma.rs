@@ -245,6 +245,16 @@ pub(crate) fn store_word(addr: u32, word: u32) {
     gpu_asm!("st.shared.b32 [{a}], {w};", a = in(_) addr, w = in(_) word);
 }
 
+/// Stores four neighbouring words to shared memory, to an address that is a multiple of 16.
+#[cube]
+pub(crate) fn store_16_shared(addr: u32, quad: Vector<u32, Const<4>>) {
+    gpu_asm!(
+        "st.shared.v4.b32 [{to}], {{{a}, {b}, {c}, {d}}};",
+        to = in(_) addr, a = in(_) quad.extract(0usize), b = in(_) quad.extract(1usize),
+        c = in(_) quad.extract(2usize), d = in(_) quad.extract(3usize)
+    );
+}
+
 /// Stores two numbers, rounded, side by side to shared memory.
 #[cube]
 pub(crate) fn store_pair(addr: u32, first: f32, second: f32, #[comptime] float: Float16) {
