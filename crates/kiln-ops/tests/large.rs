@@ -1,0 +1,148 @@
+//! More elements than 32 bits can number: rows before and behind 2³¹ and 2³², and the last ones, are what the same rows
+//! alone are. On a CUDA device with room for them; elsewhere the same with few rows. By itself, since it takes the memory.
+
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use kiln_ops::prelude::*;
+
+#[allow(dead_code, unused_imports)] // of what the tests share
+mod common;
+
+use common::{assert_near, devices, values};
+
+/// Bytes that a call takes at most, with what Burn's operations around it take.
+const MEMORY: u64 = 110 << 30;
+/// Rows that are looked at in each place.
+const ROWS: usize = 8;
+
+/// Rows of `width` elements that are over 2³² in all, where the device has room for them.
+fn rows(device: &Device, width: usize) -> usize {
+    let room = kiln_ops::device::is_cuda(device)
+        && kiln_ops::device::memory(device).is_some_and(|memory| memory >= MEMORY);
+    if room { (1usize << 32) / width + 24 } else { 64 }
+}
+
+/// The first of the rows that are looked at.
+fn places(rows: usize, width: usize) -> Vec<usize> {
+    let around = |element: usize| (element / width).saturating_sub(ROWS / 2);
+    let places = [0, around(1 << 31), around(1 << 32), rows - ROWS];
+    places.into_iter().filter(|first| first + ROWS <= rows).collect()
+}
+
+fn random(rows: usize, width: usize, device: &Device) -> Tensor<2> {
+    Tensor::random([rows, width], Distribution::Normal(0.0, 1.0), (device, dtype(device)))
+}
+
+/// wgpu has no bf16.
+fn dtype(device: &Device) -> DType {
+    if device.supports_dtype(DType::BF16) { DType::BF16 } else { DType::F32 }
+}
+
+fn cut(x: &Tensor<2>, first: usize) -> Tensor<2> {
+    x.clone().slice([first..first + ROWS])
+}
+
+/// `of` of all rows of its inputs, of `width` elements, and their gradients, against `of` of some rows. The rows of the
+/// largest tensor have `widest` elements.
+fn agree<const N: usize>(
+    name: &str,
+    [width, widest]: [usize; 2],
+    device: &Device,
+    of: impl Fn([Tensor<2>; N]) -> Tensor<2>,
+) {
+    let rows = rows(device, widest);
+    let dtype = dtype(device);
+    let run = |inputs: [Tensor<2>; N], dy: Tensor<2>| -> (Tensor<2>, [Tensor<2>; N]) {
+        let leaves = inputs.map(|x| x.autodiff().require_grad());
+        let y = of(leaves.clone());
+        let held = y.clone().inner();
+        let grads = (y * dy.autodiff()).sum().backward();
+        (held, leaves.map(|x| x.grad(&grads).expect("every input has a gradient")))
+    };
+    let inputs: [Tensor<2>; N] = std::array::from_fn(|_| random(rows, width, device));
+    let dy = random(rows, widest, device);
+    let (y, gradients) = run(inputs.clone(), dy.clone());
+    assert_eq!(y.dims(), [rows, widest], "{name}");
+    let first_rows = values(&cut(&dy, 0));
+    for first in places(rows, widest) {
+        // Else a slice would be one of the first rows.
+        assert!(first == 0 || values(&cut(&dy, first)) != first_rows, "{name}: row {first}");
+        let (expected, of_some) = run(inputs.clone().map(|x| cut(&x, first)), cut(&dy, first));
+        let what = format!("{name}, {ROWS} of {rows} rows from {first} on, {device:?}");
+        assert_near(&values(&cut(&y, first)), &values(&expected), dtype, 2, &what);
+        for (i, (all, some)) in gradients.iter().zip(&of_some).enumerate() {
+            let what = format!("gradient {i} of {what}");
+            assert_near(&values(&cut(all, first)), &values(some), dtype, 2, &what);
+        }
+    }
+}
+
+#[test]
+fn rows_beyond_two_to_the_32() {
+    for device in devices().iter().filter(|device| kiln_ops::device::is_cube(device)) {
+        if rows(device, 4096) == 64 {
+            kiln_test::skip("large", format!("{device:?} has no {MEMORY} bytes of memory"));
+        }
+        let width = 4096;
+        let weight = Tensor::<1>::ones([width], (device, dtype(device))).mul_scalar(0.75);
+        let (plain, of) = (weight.clone(), |weight: &Tensor<1>| weight.clone().autodiff());
+        agree("rms_norm", [width; 2], device, |[x]| rms_norm(x, of(&plain), 1e-5).unwrap());
+        agree("add_rms_norm", [width; 2], device, |[x, residual]| {
+            let (sum, y) = add_rms_norm(x, residual, of(&plain), 1e-5).unwrap();
+            sum * 0.5 + y
+        });
+        agree("swiglu", [width; 2], device, |[gate, up]| swiglu(gate, up).unwrap());
+        let grafting =
+            Seed { state: SeedState::Grafting, blueprint: Some(1), alpha: 0.3, ..Seed::default() };
+        let mlp = Seed { blend: Blend::Mlp, ..grafting };
+        let blueprints = random(2, width, device);
+        let mlps = random(2 * mlp_rows(32), 32, device).reshape([2, mlp_rows(32), 32]) * 0.1;
+        agree("kasmina and kasmina_mlp", [width; 2], device, |[x]| {
+            let rows = Seeds::new(&[grafting; 128], device).unwrap();
+            let options = KasminaOptions::default();
+            let (y, _) = kasmina(x, blueprints.clone().autodiff(), &rows, options).unwrap();
+            let seeds = Seeds::new(&[mlp; 128], device).unwrap();
+            let (table, mlps) = (blueprints.clone().autodiff(), mlps.clone().autodiff());
+            kasmina_mlp(y, table, mlps, &seeds, options).unwrap().0
+        });
+        let b = random(64, width, device);
+        agree("matmul", [64, width], device, |[a]| {
+            matmul(a, b.clone().autodiff(), MatmulOptions::default()).unwrap()
+        });
+        let table = RopeTable::new(64, 64, RopeOptions::default(), device).unwrap();
+        agree("rope", [64 * 64; 2], device, |[x]| {
+            let [rows, width] = x.dims();
+            rope(x.reshape([rows, 1, 64, 64]), &table, 0).unwrap().reshape([rows, width])
+        });
+        agree("attention", [128 * 64; 2], device, |[q, k, v]| {
+            let [rows, width] = q.dims();
+            let heads = |x: Tensor<2>| x.reshape([rows, 1, 128, 64]);
+            let y = attention(heads(q), heads(k), heads(v), AttentionOptions::default()).unwrap();
+            y.reshape([rows, width])
+        });
+    }
+}
+
+/// Classes of a row are many: a row of logits begins beyond what 32 bits number.
+#[test]
+fn losses_of_rows_beyond_two_to_the_32() {
+    for device in devices().iter().filter(|device| kiln_ops::device::is_cube(device)) {
+        let width = 50_304;
+        let rows = rows(device, width);
+        let logits = random(rows, width, device);
+        let targets = Tensor::<1, Int>::arange(0..rows as i64, device).remainder_scalar(50_000);
+        let gradient = |logits: Tensor<2>, targets: Tensor<1, Int>| {
+            let rows = logits.dims()[0] as f64;
+            let leaf = logits.autodiff().require_grad();
+            let options = CrossEntropyOptions::default();
+            let loss = cross_entropy(leaf.clone(), targets.autodiff(), options).unwrap();
+            // Of the sum over rows, not of their mean.
+            leaf.grad(&(loss * rows).backward()).unwrap()
+        };
+        let all = gradient(logits.clone(), targets.clone());
+        for first in places(rows, width) {
+            let some = gradient(cut(&logits, first), targets.clone().slice([first..first + ROWS]));
+            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
+            assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
+        }
+    }
+}
