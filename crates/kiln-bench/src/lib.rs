@@ -6,6 +6,7 @@
 //! * [`registry`]: all of them by name. New operators join by a row.
 //! * [`gate`]: the correctness gate, `kiln verify`.
 //! * [`mod@bench`]: times behind the gate, `kiln bench`.
+//! * [`special`]: numbers that are no average ones.
 //! * [`spot`]: the check of what is timed.
 //! * `ladder`: kernels of `tril_matmul` from naive to tensor cores, and two that cheat, `kiln bench
 //!   tril_matmul --ladder`.
@@ -24,4 +25,5 @@ pub mod op_io;
 pub mod operator;
 pub mod registry;
 mod rows;
+pub mod special;
 pub mod spot;

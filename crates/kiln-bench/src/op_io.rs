@@ -127,8 +127,14 @@ pub fn run(request: &Request) -> Result<(), String> {
         let n = shape.iter().product();
         BoundedTensor::new(shape, vec![Number::exact(0.0); n])
     });
-    let data =
-        Data { inputs, attributes, cotangents, outputs: placeholders.collect(), gradients: vec![] };
+    let data = Data {
+        inputs,
+        attributes,
+        special: None,
+        cotangents,
+        outputs: placeholders.collect(),
+        gradients: vec![],
+    };
     let run = gate::execute(request.op, &data, dtype, Layout::Allocated, device, implementation)
         .map_err(|e| if e.starts_with(spec.name) { e } else { format!("{}: {e}", spec.name) })?;
 

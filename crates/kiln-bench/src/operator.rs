@@ -5,6 +5,7 @@ pub use crate::dims::Dims;
 use crate::attributes::{Attribute, Attributes};
 use crate::dims::{SHRUNK, shrink};
 use crate::host::{BoundedTensor, HostTensor, Input};
+use crate::special::Special;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
@@ -187,12 +188,14 @@ pub struct Case {
     pub shapes: Vec<Vec<usize>>,
     /// Attributes.
     pub attributes: Vec<(&'static str, String)>,
+    /// An input whose numbers are no average ones.
+    pub special: Option<(&'static str, Special)>,
 }
 
 impl Case {
     /// With default attributes.
     pub fn new<const N: usize>(shapes: [&[usize]; N]) -> Self {
-        Self { shapes: shapes.map(<[usize]>::to_vec).to_vec(), attributes: vec![] }
+        Self { shapes: shapes.map(<[usize]>::to_vec).to_vec(), attributes: vec![], special: None }
     }
 
     /// With one more attribute.
@@ -231,6 +234,9 @@ impl std::fmt::Display for Case {
         }
         for (name, value) in &self.attributes {
             write!(f, " {name}={value}")?;
+        }
+        if let Some((input, special)) = self.special {
+            write!(f, ", {} in `{input}`", special.name())?;
         }
         Ok(())
     }
@@ -414,6 +420,11 @@ pub trait Operator: Sync {
     /// Gives a random case attributes that are not the default, by a random number.
     fn vary(&self, case: Case, _number: u64) -> Case {
         case
+    }
+
+    /// Whether the results are defined, and the same everywhere, if this input holds such numbers.
+    fn takes(&self, _input: &str, special: Special) -> bool {
+        special != Special::Masked
     }
 
     /// What the gate runs: one element, primes, ragged tails, rows that CUDA pitches, nothing.

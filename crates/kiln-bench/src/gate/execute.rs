@@ -5,8 +5,9 @@ use crate::attributes::Attributes;
 use crate::host::{self, BoundedTensor, HostTensor, Input, Layout};
 use crate::operator::{InputSpec, Output, OutputSpec, with_saved};
 use crate::registry::{Call, Case, Holds, HostCall, Operator};
+use crate::special::Special;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_ops::oracle::Rounding;
+use kiln_ops::oracle::{Format, Rounding};
 use kiln_ops::policy::{self, Implementation};
 use rand::{Rng, RngExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +19,8 @@ pub struct Data {
     pub inputs: Vec<HostTensor>,
     /// Attributes.
     pub attributes: Attributes,
+    /// Whether inputs hold what is no average number: roundings are alike then, of results that are.
+    pub special: Option<Special>,
     /// Cotangents of the outputs; none if there is no backward.
     pub cotangents: Vec<HostTensor>,
     /// Outputs of the oracle.
@@ -50,6 +53,13 @@ impl Data {
                 Holds::Float | Holds::F32 | Holds::OptionalF32 => {
                     let scale = input.scale(shape);
                     let mut tensor = HostTensor::normal(shape, input.mean, rng);
+                    let format = if input.holds.is_f32() { Format::F32 } else { rounding.format };
+                    match case.special {
+                        Some((name, special)) if name == input.name => {
+                            special.put(&mut tensor, format, rng);
+                        }
+                        _ => {}
+                    }
                     tensor.values.iter_mut().for_each(|v| *v *= scale);
                     tensor.rounded(if input.holds.is_f32() { DType::F32 } else { dtype })
                 }
@@ -120,7 +130,8 @@ impl Data {
             }
             gradients = op.oracle_backward(&call, &bounded(&cotangents));
         }
-        Ok(Self { inputs, attributes, cotangents, outputs, gradients })
+        let special = case.special.map(|(_, special)| special);
+        Ok(Self { inputs, attributes, special, cotangents, outputs, gradients })
     }
 
     /// Outputs, then gradients.
@@ -150,11 +161,17 @@ impl Run {
 
     /// Whether two runs agree bit for bit.
     pub fn same_bits(&self, other: &Self) -> bool {
-        let bits = |run: &Self| -> Vec<u64> {
-            run.all().flat_map(|t| t.values.iter().map(|v| v.to_bits())).collect()
-        };
-        bits(self) == bits(other)
+        let mut pairs = self.all().zip(other.all());
+        self.all().count() == other.all().count() && pairs.all(|(a, b)| same_bits(a, b))
     }
+}
+
+/// Whether two tensors have the same bits, but that one NaN is as good as another: IEEE 754 does not say which comes of two.
+pub(super) fn same_bits(a: &HostTensor, b: &HostTensor) -> bool {
+    let bits = |of: &HostTensor| -> Vec<u64> {
+        of.values.iter().map(|v| if v.is_nan() { f64::NAN } else { *v }.to_bits()).collect()
+    };
+    a.shape == b.shape && bits(a) == bits(b)
 }
 
 /// Runs `op` forward and backward with one implementation.

@@ -1,7 +1,9 @@
 //! Random cases.
 
 use crate::dims::sizes_of;
+use crate::operator::Holds;
 use crate::registry::{Case, Dims, Operator};
+use crate::special::Special;
 use burn::tensor::DType;
 use rand::{Rng, RngExt};
 
@@ -10,6 +12,9 @@ const SIZES: &[usize] =
     &[1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 257];
 /// Largest number of elements of an input.
 const LARGEST: usize = 20_000;
+/// Elements of a case with special numbers, and inputs that have one kind of them each.
+const SPECIAL: usize = 6000;
+const OF_A_KIND: usize = 3;
 
 /// A case with random dimensions.
 pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
@@ -30,9 +35,32 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
         // The oracle's products are plain loops.
         let product: usize = dims.values().flatten().product();
         if shapes.iter().all(small) && product <= 40 * LARGEST {
-            return op.vary(Case { shapes, attributes: vec![] }, rng.random());
+            return op.vary(Case { shapes, attributes: vec![], special: None }, rng.random());
         }
     }
+}
+
+/// Cases with numbers that are no average ones, one for each kind of them and each float input that takes them, of more than
+/// three inputs three in turn, and of the small ones of the registry's cases in turn.
+pub(super) fn special(op: &dyn Operator) -> Vec<Case> {
+    let cases: Vec<Case> =
+        op.cases().into_iter().filter(|case| (16..=SPECIAL).contains(&size(case))).collect();
+    let float = |holds| matches!(holds, Holds::Float | Holds::F32 | Holds::OptionalF32);
+    let mut special = vec![];
+    for (turn, kind) in Special::ALL.into_iter().enumerate() {
+        let inputs = op.spec().inputs.iter().enumerate();
+        let inputs: Vec<_> =
+            inputs.filter(|(_, input)| float(input.holds) && op.takes(input.name, kind)).collect();
+        let these = inputs.iter().cycle().skip(turn * OF_A_KIND).take(inputs.len().min(OF_A_KIND));
+        for (i, input) in these {
+            let there = |case: &&Case| !case.shapes[*i].contains(&0);
+            let mut others = cases.iter().cycle().skip(special.len()).take(cases.len());
+            if let Some(case) = others.find(there) {
+                special.push(Case { special: Some((input.name, kind)), ..case.clone() });
+            }
+        }
+    }
+    special
 }
 
 /// A small case that kernels take the way they take `timed`, if plans reckon with the sizes that are returned with it.
@@ -55,8 +83,13 @@ pub(super) fn small(
 
 /// Size of a case as long as it is no burden to run again and again; 0 beyond.
 pub(super) fn moderate(case: &Case) -> usize {
-    let elements: usize = case.shapes.iter().map(|s| s.iter().product::<usize>()).sum();
+    let elements = size(case);
     if elements <= 2 * LARGEST { elements } else { 0 }
+}
+
+/// Elements of all inputs.
+fn size(case: &Case) -> usize {
+    case.shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
 }
 
 #[cfg(test)]

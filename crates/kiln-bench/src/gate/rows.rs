@@ -51,7 +51,12 @@ impl Row {
 pub(super) const CASES_OF_A_PART: usize = 12;
 
 pub(super) fn parts(op: &dyn Operator, fuzz: usize) -> usize {
-    (op.cases().len() + fuzz).div_ceil(CASES_OF_A_PART).max(1)
+    cases(op, fuzz).div_ceil(CASES_OF_A_PART).max(1)
+}
+
+/// How many cases that are: those of the registry, random ones, and those with special numbers.
+pub fn cases(op: &dyn Operator, fuzz: usize) -> usize {
+    op.cases().len() + fuzz + super::fuzz::special(op).len()
 }
 
 /// The rows of these operators on a device, in their order.

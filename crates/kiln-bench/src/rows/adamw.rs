@@ -4,6 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::adamw::{AdamWOptions, Moving, adamw, oracle};
@@ -118,16 +119,25 @@ impl Operator for Row {
         vec![]
     }
 
-    fn vary(&self, mut case: Case, number: u64) -> Case {
-        if number.is_multiple_of(2) {
+    fn vary(&self, mut case: Case, mut number: u64) -> Case {
+        if super::pick(&mut number, &[true, false]) {
             case.shapes[SCALE] = vec![0];
         }
-        let case = case.with("step", 1 + number % 1000).with("beta1", 0.5).with("beta2", 0.95);
-        case.with("learning_rate", 0.02).with("weight_decay", 0.1).with("eps", 0.01)
+        let mut of = |values: &[f64]| super::pick(&mut number, values);
+        let case = case.with("beta1", of(&[0.5, 0.0, 0.9])).with("beta2", of(&[0.95, 0.0, 0.999]));
+        let case = case.with("learning_rate", of(&[0.02, 0.0, 0.1]));
+        let case = case.with("weight_decay", of(&[0.1, 0.0])).with("eps", of(&[0.01, 1e-8]));
+        case.with("step", 1 + number % 1000)
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         super::shrink_rows(dims)
+    }
+
+    // A mean of squares is not below 0.
+    fn takes(&self, input: &str, special: Special) -> bool {
+        !matches!(special, Special::Masked)
+            && !(input == "second" && matches!(special, Special::Infinities | Special::Cancelling))
     }
 
     fn cases(&self) -> Vec<Case> {

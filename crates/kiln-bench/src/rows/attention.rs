@@ -5,6 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::{replace, shrink};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -201,14 +202,20 @@ impl Operator for Row {
         }
     }
 
-    fn vary(&self, case: Case, number: u64) -> Case {
-        let window = [1, 7, 32, 100][number as usize / 16 % 4];
-        let case = match number % 4 {
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        let case = match super::pick(&mut number, &[0, 1, 2, 3]) {
             0 => case.with("causal", false),
-            1 => case.with("window", window),
+            1 => case.with("window", super::pick(&mut number, &[1, 7, 32, 100])),
             _ => case,
         };
-        if (number / 4).is_multiple_of(4) { case.with("softcap", 2.5) } else { case }
+        let case = match super::pick(&mut number, &[0, 1, 2, 3]) {
+            0 => case.with("softcap", super::pick(&mut number, &[2.5, 30.0])),
+            _ => case,
+        };
+        match super::pick(&mut number, &[0, 1, 2]) {
+            0 => case.with("scale", super::pick(&mut number, &[0.3, 1.0, -0.5, 0.0])),
+            _ => case,
+        }
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
@@ -220,6 +227,11 @@ impl Operator for Row {
         }
         let sizes = shrink(dims, |name, size| ["T", "S"].contains(&name) && size > 8);
         sizes.into_iter().chain([batches]).collect()
+    }
+
+    // A query whose scores are −∞ takes nothing in, and the weights 0 of keys that it does not see are multiplied, too.
+    fn takes(&self, _input: &str, special: Special) -> bool {
+        !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
     fn cases(&self) -> Vec<Case> {

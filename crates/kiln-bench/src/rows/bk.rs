@@ -5,6 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::Spot;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -170,9 +171,12 @@ impl Operator for Row {
         }
     }
 
-    fn vary(&self, case: Case, number: u64) -> Case {
-        let case = if number.is_multiple_of(2) { case } else { case.with("mode", "causal") };
-        if number.is_multiple_of(3) { case.with("max_abs", 0.4) } else { case }
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        let case = case.with("mode", super::pick(&mut number, &["full", "causal"]));
+        match super::pick(&mut number, &[0, 1, 2]) {
+            0 => case.with("max_abs", super::pick(&mut number, &[0.4, 2.0])),
+            _ => case,
+        }
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
@@ -188,6 +192,11 @@ impl Operator for Row {
             length => length.min(5000),
         };
         vec![replace(dims, "N", length)]
+    }
+
+    // Which parts of complex numbers are infinite, or no numbers, hangs on how products are made.
+    fn takes(&self, _input: &str, special: Special) -> bool {
+        !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -5,6 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
 #[cfg(feature = "cube")]
@@ -100,8 +101,17 @@ impl Operator for Row {
         spot::cross_entropy(spot, options(spot.call.attributes))
     }
 
+    fn vary(&self, case: Case, number: u64) -> Case {
+        vary(case, number)
+    }
+
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         vec![replace(dims, "M", 24)]
+    }
+
+    // Classes that are masked, too.
+    fn takes(&self, _input: &str, _special: Special) -> bool {
+        true
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -133,4 +143,13 @@ impl Operator for Row {
         let (n, size) = (elements(case, 0), dtype.size() as f64);
         (Work { bytes: n * size, flops: 4.0 * n }, Work { bytes: 2.0 * n * size, flops: 4.0 * n })
     }
+}
+
+/// Attributes of a loss, by a random number.
+pub(super) fn vary(case: Case, mut number: u64) -> Case {
+    let ignored = super::pick(&mut number, &[-100, -1, 0]);
+    let smoothing = super::pick(&mut number, &[0.0, 0.1, 1.0]);
+    let z_loss = super::pick(&mut number, &[0.0, 0.01]);
+    let case = case.with("ignore_index", ignored).with("label_smoothing", smoothing);
+    case.with("z_loss", z_loss)
 }

@@ -96,6 +96,10 @@ impl Operator for Row {
         Product { result: 0, terms, out, alpha, lower: false }.check(spot)
     }
 
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        case.with("alpha", super::pick(&mut number, &[1.0, 0.3, -0.7, 0.0]))
+    }
+
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         super::shrink_batch(dims)
     }

@@ -7,6 +7,7 @@ use super::kasmina::{
 use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
 #[cfg(feature = "cube")]
@@ -174,6 +175,11 @@ impl Operator for Row {
             true => vec![replace(dims, "B", rows)],
             false => vec![],
         }
+    }
+
+    // Rows beyond the last are zeros, and are multiplied.
+    fn takes(&self, input: &str, special: Special) -> bool {
+        special != Special::Masked && (input, special) != ("mlps", Special::Infinities)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -103,6 +103,10 @@ impl Operator for Row {
         spot::linear_cross_entropy(self, spot, options(spot.call.attributes))
     }
 
+    fn vary(&self, case: Case, number: u64) -> Case {
+        super::cross_entropy::vary(case, number)
+    }
+
     /// Three chunks: the first, one that is added, and a short one.
     fn shrink(&self, dims: &mut Dims, dtype: DType) -> Vec<[usize; 2]> {
         let [rows, classes] = ["M", "V"].map(|name| dims[name][0]);

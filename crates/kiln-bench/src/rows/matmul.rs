@@ -213,6 +213,10 @@ impl Operator for Row {
         check(1, [a.transposed(), dy], self.b)
     }
 
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        case.with("alpha", super::pick(&mut number, &[1.0, 0.3, -0.7, 0.0]))
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             self.case(&[], [1, 1, 1]),

@@ -4,6 +4,7 @@ use super::elements;
 use super::mhc_pre::{self, gamma, options};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -198,6 +199,10 @@ impl Operator for Row {
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         super::mhc_post::shrink_tokens(dims)
+    }
+
+    fn takes(&self, input: &str, special: Special) -> bool {
+        mhc_pre::takes(input, special)
     }
 
     fn cases(&self) -> Vec<Case> {

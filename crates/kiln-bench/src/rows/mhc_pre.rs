@@ -4,6 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -188,6 +189,10 @@ impl Operator for Row {
         super::mhc_post::shrink_tokens(dims)
     }
 
+    fn takes(&self, input: &str, special: Special) -> bool {
+        takes(input, special)
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             case([1, 1, 1, 1], true),
@@ -244,7 +249,18 @@ pub(super) fn vary(mut case: Case, number: u64, at: usize) -> Case {
     if number.is_multiple_of(2) {
         case.shapes[at] = vec![0, 0];
     }
-    case.with("sinkhorn", [0, 1, 3, 10][number as usize / 2 % 4])
+    let mut number = number / 2;
+    let case = case.with("sinkhorn", super::pick(&mut number, &[0, 1, 3, 10]));
+    let case = case.with("norm_eps", super::pick(&mut number, &[1e-6, 0.1]));
+    case.with("hc_eps", super::pick(&mut number, &[1e-6, 0.01]))
+}
+
+/// φ and γ are multiplied as sums of two numbers of 16 bits, of which an infinity is none. And what is far from 0 in a weight
+/// leaves gradients of sigmoids that f16 does not hold.
+pub(super) fn takes(input: &str, special: Special) -> bool {
+    let weight = ["phi", "gamma", "alpha", "bias"].contains(&input);
+    let left_out = [Special::Infinities, Special::Offset, Special::Cancelling].contains(&special);
+    !(weight && left_out) && special != Special::Masked
 }
 
 /// Sizes that go together.

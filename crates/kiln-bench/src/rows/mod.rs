@@ -55,6 +55,14 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &kasmina_mlp::Row,
 ];
 
+/// One of several, by a random number, of which the rest is left for the next.
+fn pick<T: Copy>(number: &mut u64, of: &[T]) -> T {
+    let count = of.len() as u64;
+    let index = (*number % count) as usize;
+    *number /= count;
+    of[index]
+}
+
 /// Elements of an input of a case, as a number to count bytes and operations with.
 fn elements(case: &Case, input: usize) -> f64 {
     case.shapes[input].iter().product::<usize>() as f64

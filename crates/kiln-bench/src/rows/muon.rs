@@ -143,8 +143,13 @@ impl Operator for Row {
         if number.is_multiple_of(2) {
             case.shapes[SCALE] = vec![0];
         }
-        let case = case.with("steps", number % 3).with("nesterov", number / 2 % 2);
-        case.with("momentum", 0.9).with("learning_rate", 0.1).with("weight_decay", 0.5)
+        let mut number = number / 2;
+        let case = case.with("steps", super::pick(&mut number, &[0, 1, 2]));
+        let case = case.with("nesterov", super::pick(&mut number, &[0, 1]));
+        let mut of = |values: &[f64]| super::pick(&mut number, values);
+        let case = case.with("momentum", of(&[0.9, 0.0])).with("learning_rate", of(&[0.1, 0.02]));
+        let case = case.with("weight_decay", of(&[0.5, 0.0]));
+        case.with("coefficients", super::pick(&mut number, &["muon", "polar_express"]))
     }
 
     // As those of newton_schulz: one step after the other is held to what it rounds.

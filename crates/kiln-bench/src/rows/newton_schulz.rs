@@ -83,9 +83,9 @@ impl Operator for Row {
         }
     }
 
-    fn vary(&self, case: Case, number: u64) -> Case {
-        let case = case.with("steps", number % 3);
-        if number.is_multiple_of(2) { case } else { case.with("coefficients", "polar_express") }
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        let case = case.with("steps", super::pick(&mut number, &[0, 1, 2]));
+        case.with("coefficients", super::pick(&mut number, &["muon", "polar_express"]))
     }
 
     // Bounds grow by what the steps multiply an error with: one step after the other is held to what it rounds.

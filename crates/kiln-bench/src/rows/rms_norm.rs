@@ -99,6 +99,12 @@ impl Operator for Row {
         spot::of_weight(spot, 1, row, dy.lines(), spot.call.attributes.number("eps"))
     }
 
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        let width = case.shapes[0].last().copied().unwrap_or(1);
+        let eps = super::pick(&mut number, &[1e-5, 0.0, 1e-6, 0.5]);
+        if width == 1 { eps_for(case, 1) } else { case.with("eps", eps) }
+    }
+
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         super::shrink_rows(dims)
     }

@@ -144,6 +144,16 @@ impl Operator for Row {
         dims.entry("D").and_modify(|d| d[0] *= 2);
     }
 
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        let width = case.shapes[0][3];
+        let base = super::pick(&mut number, &[10_000.0, 2.0, 500.0, 1e6]);
+        let layout = super::pick(&mut number, &["half", "interleaved"]);
+        let truncated =
+            layout == "half" && width % 4 == 0 && super::pick(&mut number, &[true, false]);
+        let case = case.with("base", base).with("layout", layout).with("truncated", truncated);
+        case.with("offset", number % 3000)
+    }
+
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         replace(dims, "B", 2);
         replace(dims, "T", 40);

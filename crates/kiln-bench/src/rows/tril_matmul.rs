@@ -3,6 +3,7 @@
 use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::Special;
 use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -101,6 +102,11 @@ impl Operator for Row {
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         super::shrink_batch(dims)
+    }
+
+    // Zeros of the other factor are multiplied with, or left out, a tile of them at a time.
+    fn takes(&self, _input: &str, special: Special) -> bool {
+        !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -50,6 +50,8 @@ pub(crate) enum Mutant {
     PastTheEnd,
     /// A term more than there are is read, and multiplied by 0.
     PastTheRow,
+    /// What is no number, or infinite, is written as 0.
+    Swallowed,
     /// The result has another shape.
     Turned,
     /// It is flat.
@@ -60,7 +62,7 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 16] = [
+    pub(crate) const BROKEN: [(Self, Check); 17] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
@@ -75,6 +77,7 @@ impl Mutant {
         (Self::Zeros, Check::Order),
         (Self::PastTheEnd, Check::Guards),
         (Self::PastTheRow, Check::Forward),
+        (Self::Swallowed, Check::Forward),
         (Self::Turned, Check::Forward),
         (Self::Flat, Check::Forward),
     ];
@@ -106,6 +109,7 @@ fn product_kernel<E: Float>(
     nothing: f32,
     written: usize,
     factor: f32,
+    #[comptime] swallow: bool,
     #[define(E)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS < written {
@@ -119,7 +123,11 @@ fn product_kernel<E: Float>(
         for k in end..end + more {
             sum += f32::cast_from(a[row * a_row + k * a_term]) * nothing;
         }
-        y[ABSOLUTE_POS] = E::cast_from(sum * factor);
+        sum *= factor;
+        if comptime!(swallow) {
+            sum = select(sum.abs() < 1e30, sum, f32::new(0.0));
+        }
+        y[ABSOLUTE_POS] = E::cast_from(sum);
     }
 }
 
@@ -264,6 +272,7 @@ impl MutantOps for CubeBackend {
                 0.0,
                 written,
                 factor,
+                mutant == Mutant::Swallowed,
                 elem,
             );
         }

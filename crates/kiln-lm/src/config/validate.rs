@@ -197,8 +197,9 @@ impl Config {
         to.at_least_one("seeds.ramp", seeds.ramp);
         to.at_least_one("seeds.patience", seeds.patience);
         to.at_least_one("seeds.eval_batches", seeds.eval_batches);
+        let most = f64::from(seeds.reconstruction_loss);
+        to.number("seeds.reconstruction_loss", most, "be 0 or more", |v| v >= 0.0);
         for (key, value) in [
-            ("seeds.reconstruction_loss", seeds.reconstruction_loss),
             ("seeds.culled_below", seeds.culled_below),
             ("seeds.total_improvement", seeds.total_improvement),
         ] {

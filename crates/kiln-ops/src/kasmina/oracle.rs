@@ -69,8 +69,15 @@ impl<N: Number> Call<'_, N> {
 
 /// 1 + alpha·(w − 1), which a driver may take for (1 − alpha)·1 + alpha·w.
 fn interpolated<N: Number>(alpha: N, w: N) -> N {
-    let sum = (-alpha + 1.0) + alpha * w;
-    (w - 1.0) * alpha + 1.0 + (sum - N::exact(sum.value()))
+    either_way((w - 1.0) * alpha + 1.0, (-alpha + 1.0) + alpha * w)
+}
+
+/// The same number made in two ways, of which an implementation takes one.
+pub(crate) fn either_way<N: Number>(one: N, other: N) -> N {
+    match other.value().is_finite() {
+        true => one + (other - N::exact(other.value())),
+        false => one,
+    }
 }
 
 /// The outputs.
@@ -101,10 +108,11 @@ pub fn forward<N: Number>(call: &Call<'_, N>) -> Outputs<N> {
             continue;
         }
         let mean = N::sum(places().map(|at| call.x[at])) / count;
-        // What the mean is off is common to the terms, and cancels but for its square.
-        let about = N::exact(mean.value());
+        // What the mean is off is common to the terms, and cancels but for its square. Where moments are brought together, each
+        // is about a mean of its own, which is rounded.
+        let rounded = N::exact(mean.value()) * N::exact(1.0);
         let squares = N::sum(places().map(|at| {
-            let centred = call.x[at] - about;
+            let centred = call.x[at] - rounded;
             centred * centred
         }));
         let off = mean - mean.value();

@@ -1,6 +1,6 @@
 //! The Kasmina layer with MLPs in float64.
 
-use crate::kasmina::oracle::{self as rows, Outputs};
+use crate::kasmina::oracle::{self as rows, Outputs, either_way};
 use crate::kasmina::{Blend, SeedState, chunk};
 use crate::oracle::{Number, Path};
 use std::ops::Range;
@@ -64,7 +64,9 @@ impl<N: Number> Mlp<N> {
             let before = dot(x, &unit.first) + unit.bias;
             let u = N::dot(dy.iter().map(given).zip(unit.second.iter().copied()));
             // Which way the ReLU goes may be open. Tensor cores take both on in 16 bits, or in those of TF32.
-            let (h, d) = match (before.may_be_zero(), before.value() > 0.0) {
+            // What is no number stays that.
+            let on = before.value() > 0.0 || before.value().is_nan();
+            let (h, d) = match (before.may_be_zero(), on) {
                 (true, on) => {
                     let value = u.value() * f64::from(on);
                     let h = if on { before } else { before - before.value() };
@@ -81,7 +83,11 @@ impl<N: Number> Mlp<N> {
     /// f of a row.
     pub fn forward(&self, x: &[N]) -> Vec<N> {
         let zeros = vec![N::exact(0.0); x.len()];
-        let hidden = self.hidden(x, &zeros);
+        self.outputs(&self.hidden(x, &zeros))
+    }
+
+    /// f of the hidden units of a row.
+    fn outputs(&self, hidden: &[Hidden<N>]) -> Vec<N> {
         let out = |(i, bias): (usize, &N)| {
             N::dot(hidden.iter().zip(&self.units).map(|(of, unit)| (of.h, unit.second[i]))) + *bias
         };
@@ -99,8 +105,11 @@ impl<N: Number> Mlp<N> {
     /// Σ over the features of a row of dy·(f(x) − x), of its hidden units.
     pub fn of_alpha(&self, x: &[N], dy: &[N], hidden: &[Hidden<N>]) -> N {
         let through = hidden.iter().map(|of| (of.h, of.u));
-        let biases = self.bias.iter().zip(x).zip(dy);
-        N::dot(through.chain(biases.map(|((bias, x), dy)| (*bias - *x, *dy))))
+        let biases = || self.bias.iter().zip(dy).map(|(bias, dy)| (*bias, *dy));
+        let inputs = || x.iter().zip(dy).map(|(x, dy)| (-*x, *dy));
+        let by_units = N::dot(through.chain(biases()).chain(inputs()));
+        let outputs = self.outputs(hidden).into_iter().zip(dy.iter().copied());
+        either_way(by_units, N::dot(outputs.chain(inputs())))
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 const TWO_BF16: f64 = 1.0 / (1u64 << 17) as f64;
 
 /// What a device that takes subnormal f32 for zero is off.
-const TINY: f64 = f32::MIN_POSITIVE as f64;
+pub(super) const TINY: f64 = f32::MIN_POSITIVE as f64;
 
 /// The errors that a value may have.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -11,7 +11,7 @@
 //! Ampere (F. Khattak and M. Mikaitis, Accurate Models of NVIDIA Tensor Cores, 2025, arXiv 2512.07004; M.
 //! Fasi and others, Numerical Behavior of NVIDIA Tensor Cores, 2021). What is cut off points one way.
 
-use super::bounded::{Bounded, Errors, LAMBDA, UNIT, product_errors};
+use super::bounded::{Bounded, Errors, LAMBDA, TINY, UNIT, product_errors};
 use super::number::Number;
 use super::rounding::{Products, Rounding};
 
@@ -65,6 +65,8 @@ impl Terms {
         } else {
             errors.noise = many;
         }
+        // What is below the smallest normal number may be taken for 0.
+        errors.hard += TINY * self.count;
         // The mean size of partial sums, and the largest term.
         let held = self.size.min(self.sum.abs() / 2.0 + norm);
         let cut = |block: f64, ulp: f64| (self.count / block).ceil() * ulp * 2.0 * UNIT * held;

@@ -4,15 +4,13 @@
 //! rounding on the way times the rounding. The slopes are finite differences of float64: an input, or one number on the
 //! way, is moved, and the whole is computed again.
 
-use super::bounded::{Bounded, Errors, LAMBDA, UNIT};
+use super::bounded::{Bounded, Errors, LAMBDA, TINY, UNIT};
 use super::number::Number;
 
 /// Of the moves. What bends within them is far below the hundredth that is added for the second order.
 const STEP: f64 = 1e-6;
 /// Of the second order, for inputs that are off by a hundredth or less; of others more.
 const MORE: f64 = 1.01;
-/// What a device that takes subnormal f32 for zero is off.
-const TINY: f64 = f32::MIN_POSITIVE as f64;
 
 /// What is called with a number on the way that f32 rounds, and in how many units more it may be off in one direction.
 pub type Step<'a> = &'a mut dyn FnMut(f64, f64) -> f64;

@@ -30,7 +30,8 @@ fn rotate<N: Number>(
     offset: usize,
     sign: f64,
 ) -> Vec<N> {
-    let frequencies = options.frequencies(width);
+    let frequencies: Vec<f64> =
+        (0..width / 2).map(|pair| frequency(pair, width, options)).collect();
     let mut y = x.to_vec();
     for (row, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
         let position = (row % length + offset) as f64;
@@ -47,4 +48,16 @@ fn rotate<N: Number>(
         }
     }
     y
+}
+
+/// By how much a pair turns from one position to the next; from the formulas, not from what fills the tables.
+fn frequency(pair: usize, width: usize, options: &RopeOptions) -> f64 {
+    let (pair, width) = (pair as f64, width as f64);
+    let share = match options.truncated {
+        false => 2.0 * pair / width,
+        // A linspace from 0 to 1 over a quarter of the width; the other pairs stand still.
+        true if pair < width / 4.0 => pair / (width / 4.0 - 1.0).max(1.0),
+        true => return 0.0,
+    };
+    (-share * options.base.ln()).exp()
 }
