@@ -5,6 +5,7 @@ use burn::tensor::DType;
 use kiln_bench::gate::{self, Check, Options, Report};
 use kiln_bench::host::{BoundedTensor, HostTensor};
 use kiln_bench::registry::{self, Call, Case, Dims, HostCall, Operator, Output, Scale, Spec, Work};
+use kiln_bench::special::Special;
 use kiln_ops::{OpError, device};
 
 /// An operator whose gradients are too large by this factor.
@@ -50,6 +51,17 @@ impl Operator for Off {
 
     fn fit(&self, dims: &mut Dims) {
         self.op.fit(dims);
+    }
+
+    fn vary(&self, case: Case, number: u64) -> Case {
+        self.op.vary(case, number)
+    }
+
+    // An infinity less itself is no number.
+    fn takes(&self, input: &str, special: Special) -> bool {
+        special != Special::Infinities
+            && special != Special::Masked
+            && self.op.takes(input, special)
     }
 
     fn frozen(&self, inputs: &[HostTensor], input: usize, element: usize) -> bool {

@@ -102,6 +102,10 @@ impl Operator for OffWhereTimed {
         self.0.fit(dims);
     }
 
+    fn vary(&self, case: Case, number: u64) -> Case {
+        self.0.vary(case, number)
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![Case::new([&[7, 5], &[5, 3]])]
     }
