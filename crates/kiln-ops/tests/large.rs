@@ -38,7 +38,7 @@ fn dtype(device: &Device) -> DType {
 }
 
 fn cut(x: &Tensor<2>, first: usize) -> Tensor<2> {
-    x.clone().slice([first..first + ROWS])
+    x.clone().narrow(0, first, ROWS)
 }
 
 /// `of` of all rows of its inputs, of `width` elements, and their gradients, against `of` of some rows. The rows of the
@@ -140,7 +140,7 @@ fn losses_of_rows_beyond_two_to_the_32() {
         };
         let all = gradient(logits.clone(), targets.clone());
         for first in places(rows, width) {
-            let some = gradient(cut(&logits, first), targets.clone().slice([first..first + ROWS]));
+            let some = gradient(cut(&logits, first), targets.clone().narrow(0, first, ROWS));
             let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
             assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
         }

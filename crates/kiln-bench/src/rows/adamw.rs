@@ -136,8 +136,11 @@ impl Operator for Row {
 
     // A mean of squares is not below 0.
     fn takes(&self, input: &str, special: Special) -> bool {
-        !matches!(special, Special::Masked)
-            && !(input == "second" && matches!(special, Special::Infinities | Special::Cancelling))
+        let left_out = match input {
+            "second" => &[Special::Masked, Special::Infinities, Special::Cancelling][..],
+            _ => &[Special::Masked],
+        };
+        !left_out.contains(&special)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -149,7 +149,7 @@ impl Operator for Row {
         let base = super::pick(&mut number, &[10_000.0, 2.0, 500.0, 1e6]);
         let layout = super::pick(&mut number, &["half", "interleaved"]);
         let truncated =
-            layout == "half" && width % 4 == 0 && super::pick(&mut number, &[true, false]);
+            layout == "half" && width.is_multiple_of(4) && super::pick(&mut number, &[true, false]);
         let case = case.with("base", base).with("layout", layout).with("truncated", truncated);
         case.with("offset", number % 3000)
     }
