@@ -41,6 +41,11 @@ impl Special {
         Self::Cancelling,
     ];
 
+    /// Whether they are all numbers.
+    pub fn finite(self) -> bool {
+        !matches!(self, Self::Infinities | Self::NotNumbers | Self::Masked)
+    }
+
     /// As a failure names it.
     pub fn name(self) -> &'static str {
         match self {

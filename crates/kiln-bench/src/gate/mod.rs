@@ -82,7 +82,13 @@ pub fn verify_part(
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
     let average = cases.len();
-    cases.extend(fuzz::special(op));
+    // WGSL does not say what becomes of NaN and infinities: there such a case holds normal numbers.
+    let wgsl = device::is_cube(device) && !device::is_cuda(device);
+    let defined = |case: Case| match case.special {
+        Some((_, special)) if wgsl && !special.finite() => Case { special: None, ..case },
+        _ => case,
+    };
+    cases.extend(fuzz::special(op).into_iter().map(defined));
     if cases.len() == average {
         let error = "no small case holds special numbers".to_string();
         gate.report.fail(Check::Forward, "cases", error);
