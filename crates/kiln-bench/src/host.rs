@@ -276,9 +276,10 @@ fn surrounded(
     device: &Device,
 ) -> (TensorData, [usize; 2]) {
     let width = host.shape.last().copied().unwrap_or(1);
-    let rows = host.values.len().checked_div(width).unwrap_or(0);
+    let (_, leading) = host.shape.split_last().unwrap_or((&1, &[]));
+    let rows = leading.iter().product::<usize>();
     // Nothing cannot be cut out of something.
-    let [outside, pad] = if rows > 0 { layout.rim(width, dtype, device) } else { [0, 0] };
+    let [outside, pad] = if rows * width > 0 { layout.rim(width, dtype, device) } else { [0, 0] };
     let wide = width + 2 * pad;
     let mut values = vec![f64::NAN; (rows + 2 * outside) * wide];
     let inside = values.chunks_mut(wide.max(1)).skip(outside);
@@ -312,7 +313,8 @@ pub fn gradient(
 ) -> Result<Option<HostTensor>, String> {
     let Some(grad) = leaf.grad(grads) else { return Ok(None) };
     let width = shape.last().copied().unwrap_or(1);
-    let rows = shape.iter().product::<usize>().checked_div(width).unwrap_or(0);
+    let (_, leading) = shape.split_last().unwrap_or((&1, &[]));
+    let rows = leading.iter().product::<usize>();
     let [all, wide] = grad.dims();
     let (outside, pad) = ((all - rows) / 2, (wide - width) / 2);
     let values = download(&grad)?;

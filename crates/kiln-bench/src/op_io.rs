@@ -131,6 +131,7 @@ pub fn run(request: &Request) -> Result<(), String> {
         inputs,
         attributes,
         special: None,
+        empty: false,
         cotangents,
         outputs: placeholders.collect(),
         gradients: vec![],

@@ -133,11 +133,21 @@ pub struct Call<'a> {
 impl Call<'_> {
     /// A float input of rank `D`.
     pub fn float<const D: usize>(&self, index: usize) -> Tensor<D> {
-        let Input::Float { rows, shape, .. } = &self.inputs[index] else {
+        let Input::Float { shape, .. } = &self.inputs[index] else {
             unreachable!("the spec says that input {index} is float")
         };
-        let shape: [usize; D] = shape.as_slice().try_into().expect("the rank was checked");
-        rows.clone().reshape(shape)
+        self.shaped(index, shape.as_slice().try_into().expect("the rank was checked"))
+    }
+
+    /// A float input in another shape.
+    pub fn shaped<const D: usize>(&self, index: usize, shape: [usize; D]) -> Tensor<D> {
+        let rows = self.rows(index);
+        if !shape.contains(&0) {
+            return rows.reshape(shape);
+        }
+        // Burn's reshape takes a 0 for a size that stays. Nothing has no gradient.
+        let nothing = Tensor::empty(shape, (&rows.clone().inner().device(), rows.dtype()));
+        if rows.is_tracked() { nothing.autodiff().require_grad() } else { nothing }
     }
 
     /// A float input as rows of its last dimension.
@@ -160,7 +170,7 @@ impl Call<'_> {
 /// An output of a call.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// Its elements.
+    /// Its elements; of no elements their sum.
     pub flat: Tensor<1>,
     /// Its shape, as it was returned.
     pub shape: Vec<usize>,
@@ -168,7 +178,11 @@ pub struct Output {
 
 impl<const D: usize> From<Tensor<D>> for Output {
     fn from(tensor: Tensor<D>) -> Self {
-        Self { shape: tensor.dims().to_vec(), flat: tensor.flatten(0, D - 1) }
+        let shape = tensor.dims().to_vec();
+        // Burn's reshape takes a 0 for a size that stays, and nothing that is cut off is not tracked.
+        let nothing = shape.contains(&0);
+        let flat = if nothing { tensor.sum() } else { tensor.flatten(0, D - 1) };
+        Self { flat, shape }
     }
 }
 
@@ -391,6 +405,11 @@ pub trait Operator: Sync {
     /// Whether a call may have no elements of this input.
     fn may_be_empty(&self, input: usize) -> bool {
         self.spec().inputs[input].holds.optional()
+    }
+
+    /// Dimensions that may be 0; a call where another one is, is refused.
+    fn empty(&self) -> &'static [&'static str] {
+        &["..."]
     }
 
     /// Refuses inputs of a call that each fit and together do not.

@@ -64,6 +64,10 @@ impl Operator for Off {
             && self.op.takes(input, special)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        self.op.empty()
+    }
+
     fn frozen(&self, inputs: &[HostTensor], input: usize, element: usize) -> bool {
         self.op.frozen(inputs, input, element)
     }

@@ -150,7 +150,7 @@ fn frozen_inputs() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices() {
+    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
         let case = Case::new([3001, 40, 11, 2], DType::F32, DType::F32, 5, &device);
         assert!(case.run([true; 3]) == case.run([true; 3]), "{device:?}");
     }

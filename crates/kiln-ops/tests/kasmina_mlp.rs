@@ -170,7 +170,7 @@ fn frozen_inputs() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices() {
+    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
         for dtype in dtypes(&device) {
             let case = Case::new([1500, 96, 5, 2], dtype, dtype, 5, &device);
             assert!(case.run([true; 4]) == case.run([true; 4]), "{dtype:?} on {device:?}");

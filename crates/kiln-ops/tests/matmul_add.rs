@@ -2,9 +2,12 @@
 //! many. A file of its own: limits hold throughout a process.
 
 mod common;
+#[path = "common/families.rs"]
+mod families;
 
 use burn::tensor::DType;
 use common::*;
+use families::families;
 use kiln_ops::launch::limits;
 use kiln_ops::matmul::oracle;
 use kiln_ops::prelude::*;
@@ -57,7 +60,7 @@ fn what_is_added_comes_as_operands_do() {
                     let ones = y.ones_like();
                     let dc = values(&leaf.grad(&pull(y, &ones).backward()).unwrap());
                     assert!(dc.iter().all(|dc| *dc == -2.0), "{what}");
-                    for family in tile::families(&device, dtype) {
+                    for family in families(&device, dtype) {
                         // One cube makes tile after tile, or as many as there are.
                         for multiprocessors in [Some(1), None] {
                             let limits = limits::Limits { multiprocessors, ..Default::default() };

@@ -114,7 +114,7 @@ fn frozen_inputs() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices() {
+    for device in devices().into_iter().filter(device::is_cube) {
         let case = Case::new([3, 41, 4, 515], DType::F32, 5, &device);
         let first = case.run([true; 4]);
         assert!(first == case.run([true; 4]), "{device:?}");

@@ -164,7 +164,7 @@ fn kernel_and_reference_agree_in_both_orders() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices() {
+    for device in devices().into_iter().filter(device::is_cube) {
         let once = run([301, 768], DType::F32, 5, 0, &device);
         let again = run([301, 768], DType::F32, 5, 0, &device);
         assert!(once.y == again.y && once.dx == again.dx && once.dw == again.dw, "{device:?}");

@@ -1,16 +1,19 @@
 //! swiglu_mlp on every device and family: values, gradients, frozen inputs, views of weights.
 
 mod common;
+#[path = "common/families.rs"]
+mod families;
 
 use burn::tensor::{DType, Device, Tensor};
 use common::*;
+use families::families;
 use kiln_ops::prelude::*;
 use kiln_ops::swiglu_mlp::oracle;
-use kiln_ops::tile::{self, force};
+use kiln_ops::tile::force;
 
 /// The families of a device, or the one way that there is.
 fn on_each_family(device: &Device, dtype: DType, f: impl Fn(&str)) {
-    let families = tile::families(device, dtype);
+    let families = families(device, dtype);
     if families.is_empty() {
         f("no kernels");
     }

@@ -106,6 +106,10 @@ impl Operator for OffWhereTimed {
         self.0.vary(case, number)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        self.0.empty()
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![Case::new([&[7, 5], &[5, 3]])]
     }

@@ -1,144 +1,13 @@
 //! One run of an operator, forward and backward, on data whose answer is known.
 
 use super::Check;
-use crate::attributes::Attributes;
-use crate::host::{self, BoundedTensor, HostTensor, Input, Layout};
+use super::data::Data;
+use crate::host::{self, HostTensor, Input, Layout};
 use crate::operator::{InputSpec, Output, OutputSpec, with_saved};
-use crate::registry::{Call, Case, Holds, HostCall, Operator};
-use crate::special::Special;
+use crate::registry::{Call, Holds, Operator};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_ops::oracle::{Format, Rounding};
 use kiln_ops::policy::{self, Implementation};
-use rand::{Rng, RngExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Inputs, cotangents, and what the oracle makes of them.
-#[derive(Debug, Clone)]
-pub struct Data {
-    /// Inputs, as the element type holds them.
-    pub inputs: Vec<HostTensor>,
-    /// Attributes.
-    pub attributes: Attributes,
-    /// Whether inputs hold what is no average number: roundings are alike then, of results that are.
-    pub special: Option<Special>,
-    /// Cotangents of the outputs; none if there is no backward.
-    pub cotangents: Vec<HostTensor>,
-    /// Outputs of the oracle.
-    pub outputs: Vec<BoundedTensor>,
-    /// Gradients of the oracle, one for each float input.
-    pub gradients: Vec<BoundedTensor>,
-}
-
-impl Data {
-    /// Random data for a case, and what results of an implementation that rounds like this should be.
-    ///
-    /// # Errors
-    ///
-    /// One line if the case does not fit the operator.
-    pub fn random(
-        op: &dyn Operator,
-        case: &Case,
-        dtype: DType,
-        rounding: Rounding,
-        rng: &mut impl Rng,
-    ) -> Result<Self, String> {
-        let spec = op.spec();
-        let dims = spec.dims(&case.shapes)?;
-        let attributes = case.attributes(spec)?;
-        let inputs: Vec<HostTensor> = spec
-            .inputs
-            .iter()
-            .zip(&case.shapes)
-            .map(|(input, shape)| match input.holds {
-                Holds::Float | Holds::F32 | Holds::OptionalF32 => {
-                    let scale = input.scale(shape);
-                    let mut tensor = HostTensor::normal(shape, input.mean, rng);
-                    let format = if input.holds.is_f32() { Format::F32 } else { rounding.format };
-                    match case.special {
-                        Some((name, special)) if name == input.name => {
-                            special.put(&mut tensor, format, rng);
-                        }
-                        _ => {}
-                    }
-                    tensor.values.iter_mut().for_each(|v| *v *= scale);
-                    tensor.rounded(if input.holds.is_f32() { DType::F32 } else { dtype })
-                }
-                Holds::Shares => {
-                    let shares = (0..shape.iter().product()).map(|_| rng.random::<f64>()).collect();
-                    HostTensor::new(shape.as_slice(), shares).rounded(dtype)
-                }
-                Holds::Codes(count) => {
-                    let n = shape.iter().product::<usize>();
-                    let codes = (0..n).map(|_| rng.random_range(0..count) as f64).collect();
-                    HostTensor::new(shape.as_slice(), codes)
-                }
-                Holds::MostlyLast(count) => {
-                    let n = shape.iter().product::<usize>();
-                    let one = |_| rng.random_range(0..2 * count - 1).min(count - 1) as f64;
-                    HostTensor::new(shape.as_slice(), (0..n).map(one).collect())
-                }
-                Holds::Classes(dim) => {
-                    let classes = dims[dim][0] as i64;
-                    let ignored = attributes.integer("ignore_index");
-                    let n = shape.iter().product();
-                    let class = |_| {
-                        if rng.random_bool(0.1) { ignored } else { rng.random_range(0..classes) }
-                    };
-                    HostTensor::new(shape.as_slice(), (0..n).map(class).map(|c| c as f64).collect())
-                }
-                Holds::Rows(dim) | Holds::RowsOrNone(dim) => {
-                    let (n, rows) = (shape.iter().product(), dims[dim][0]);
-                    // One of them is named more often than others.
-                    let often = rng.random_range(0..rows.max(1));
-                    let row =
-                        |_| if rng.random_bool(0.3) { often } else { rng.random_range(0..rows) };
-                    HostTensor::new(shape.as_slice(), (0..n).map(row).map(|r| r as f64).collect())
-                }
-                Holds::Ends(dim) => {
-                    let (n, last) = (shape.iter().product::<usize>(), dims[dim][0]);
-                    let mut ends: Vec<usize> =
-                        (1..n).map(|_| rng.random_range(0..=last)).chain([0]).take(n).collect();
-                    ends.sort_unstable();
-                    if let Some(end) = ends.last_mut() {
-                        *end = last;
-                    }
-                    HostTensor::new(shape.as_slice(), ends.into_iter().map(|e| e as f64).collect())
-                }
-            })
-            .collect();
-        let bounded = |tensors: &[HostTensor]| -> Vec<BoundedTensor> {
-            tensors.iter().map(|tensor| tensor.bounded(rounding)).collect()
-        };
-        let exact = bounded(&inputs);
-        let call = HostCall { inputs: &exact, attributes: &attributes };
-        let outputs = op.oracle(&call);
-        let mut cotangents = vec![];
-        let mut gradients = vec![];
-        if spec.differentiable {
-            for (output, value) in spec.outputs.iter().zip(&outputs) {
-                let dtype = if output.f32 { DType::F32 } else { dtype };
-                let mut cotangent = HostTensor::normal(&value.shape, 0.1, rng);
-                if value.values.len() == 1 {
-                    // A mean over rows: scaled as losses are, or f16 gradients would be subnormal.
-                    let rows = inputs[0].shape.first().copied().unwrap_or(1);
-                    cotangent.values[0] *= rows as f64;
-                }
-                if output.constant {
-                    cotangent.values.fill(0.0);
-                }
-                cotangents.push(cotangent.rounded(dtype));
-            }
-            gradients = op.oracle_backward(&call, &bounded(&cotangents));
-        }
-        let special = case.special.map(|(_, special)| special);
-        Ok(Self { inputs, attributes, special, cotangents, outputs, gradients })
-    }
-
-    /// Outputs, then gradients.
-    pub fn all(&self) -> impl Iterator<Item = &BoundedTensor> {
-        self.outputs.iter().chain(&self.gradients)
-    }
-}
 
 /// What a run returned.
 #[derive(Debug, Clone)]
@@ -203,7 +72,7 @@ pub(super) fn untracked(
     device: &Device,
 ) -> Result<Run, String> {
     let run = || {
-        let inputs = upload(op, data, dtype, layout, false, device);
+        let inputs = upload(op, &data.inputs, dtype, layout, false, device);
         let call = Call { inputs: &inputs, attributes: &data.attributes };
         let (_, outputs) = outputs(op, &call, data, dtype, device)?;
         let changed = changed(op, data, &inputs, dtype, layout, device);
@@ -226,7 +95,7 @@ pub(super) fn kernels(
     device: &Device,
 ) -> Result<(Vec<HostTensor>, Vec<String>), String> {
     let run = || {
-        let inputs = upload(op, data, dtype, layout, false, device);
+        let inputs = upload(op, &data.inputs, dtype, layout, false, device);
         // A cotangent is contiguous, as a backward gets it.
         let outputs = op.spec().outputs.iter().zip(&data.cotangents);
         let uploaded: Vec<(String, HostTensor, DType, Input)> = outputs
@@ -285,15 +154,15 @@ pub(super) fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, St
 }
 
 /// The inputs on the device; `gradient` asks for their gradients.
-fn upload(
+pub(super) fn upload(
     op: &dyn Operator,
-    data: &Data,
+    inputs: &[HostTensor],
     dtype: DType,
     layout: Layout,
     gradient: bool,
     device: &Device,
 ) -> Vec<Input> {
-    let inputs = op.spec().inputs.iter().zip(&data.inputs);
+    let inputs = op.spec().inputs.iter().zip(inputs);
     let one = |(input, host): (&InputSpec, &HostTensor)| match input.holds {
         Holds::Float | Holds::Shares => Input::float(host, dtype, layout, gradient, device),
         Holds::F32 | Holds::OptionalF32 => Input::float(host, DType::F32, layout, gradient, device),
@@ -348,7 +217,12 @@ fn outputs(
         if at != *device {
             return Err(format!("`{}` is on {at:?}, not on {device:?}", spec.name));
         }
-        found.push(read(flat, &expected.shape)?);
+        let read = read(flat, &expected.shape)?;
+        let nothing = expected.shape.contains(&0);
+        found.push(match nothing {
+            true => HostTensor::new(expected.shape.as_slice(), vec![]),
+            false => read,
+        });
     }
     Ok((outputs.into_iter().map(|output| output.flat).collect(), found))
 }
@@ -377,25 +251,35 @@ fn run(
     device: &Device,
 ) -> Result<Run, String> {
     let backward = !data.cotangents.is_empty();
-    let inputs = upload(op, data, dtype, layout, backward, device);
+    let inputs = upload(op, &data.inputs, dtype, layout, backward, device);
     let call = Call { inputs: &inputs, attributes: &data.attributes };
     let (outputs, found) = outputs(op, &call, data, dtype, device)?;
     let mut gradients = vec![];
     if backward {
         let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
-            let cotangent = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
-            let f32 = TensorData::new(cotangent.values, cotangent.shape).convert_dtype(DType::F32);
+            // No elements stand there as their sum.
+            let values = match cotangent.values.as_slice() {
+                [] => vec![1.0],
+                values => values.to_vec(),
+            };
+            let f32 = TensorData::new(values, [output.dims()[0]]).convert_dtype(DType::F32);
             let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
             host::weighted(output, cotangent)
         });
         let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
-        let grads = loss.backward();
+        // Where nothing is made of nothing no output may hang on an input.
+        let grads = match data.empty && !loss.is_tracked() {
+            true => Tensor::<1>::zeros([1], device).autodiff().require_grad().backward(),
+            false => loss.backward(),
+        };
         for input in &inputs {
             if let Input::Float { leaf, shape, .. } = input {
                 gradients.push(match host::gradient(leaf, shape, &grads)? {
                     Some(gradient) => gradient,
-                    // Burn keeps none for the leaf of an empty slice.
-                    None if shape.contains(&0) => HostTensor::new(shape.as_slice(), vec![]),
+                    // Burn keeps none for the leaf of an empty slice, nor of what no output hangs on.
+                    None if data.empty || shape.contains(&0) => {
+                        HostTensor::new(shape.as_slice(), vec![0.0; shape.iter().product()])
+                    }
                     None => return Err("an input has no gradient".into()),
                 });
             }

@@ -1,6 +1,7 @@
 //! The oracle's gradients against finite differences of the oracle.
 
-use super::Data;
+use super::{Check, Data, Gate, fuzz};
+use crate::attributes::Attribute;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::registry::{Case, HostCall, Operator};
 use burn::tensor::DType;
@@ -15,14 +16,58 @@ const STEP: f64 = 1e-5;
 /// What truncation and cancellation leave.
 const TOLERANCE: f64 = 1e-6;
 
+impl Gate<'_> {
+    /// Of small cases, of `case`, and of one for every attribute with a value that is not the default.
+    pub(super) fn finite_differences(&mut self, case: &Case) {
+        if !self.op.spec().differentiable || self.family.is_some() {
+            return;
+        }
+        let cases: Vec<Case> = self.op.cases().into_iter().filter(small).collect();
+        let mut chosen: Vec<Case> = cases.iter().take(2).chain([case]).cloned().collect();
+        for attribute in self.op.spec().attributes {
+            if chosen.iter().any(|case| varies(case, attribute)) {
+                continue;
+            }
+            let found = cases.iter().find(|case| varies(case, attribute)).cloned();
+            let found = found.or_else(|| {
+                let mut random = (0..200).map(|_| fuzz::case(self.op, &mut self.rng));
+                random.find(|case| small(case) && varies(case, attribute))
+            });
+            match found {
+                Some(case) => chosen.push(case),
+                None => {
+                    let error = format!("no small case has another `{}`", attribute.name);
+                    self.report.fail(Check::FiniteDifferences, "cases", error);
+                }
+            }
+        }
+        for case in &chosen {
+            self.report.ran(Check::FiniteDifferences);
+            if let Err(error) = check(self.op, case, &mut self.rng) {
+                self.report.fail(Check::FiniteDifferences, &case.to_string(), error);
+            }
+        }
+    }
+}
+
+/// Whether a case gives an attribute a value that is not the default.
+fn varies(case: &Case, attribute: &Attribute) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    let other = |value: &str| match (number(value), number(attribute.default)) {
+        (Some(value), Some(default)) => value != default,
+        _ => value != attribute.default,
+    };
+    case.attributes.iter().any(|(name, value)| *name == attribute.name && other(value))
+}
+
 /// Whether the oracle is cheap here.
-pub(super) fn small(case: &Case) -> bool {
+fn small(case: &Case) -> bool {
     let elements: usize = case.shapes.iter().map(|s| s.iter().product::<usize>()).sum();
     (2..3000).contains(&elements)
 }
 
 /// Compares the gradients at random elements of every float input.
-pub(super) fn check(op: &dyn Operator, case: &Case, rng: &mut impl Rng) -> Result<(), String> {
+fn check(op: &dyn Operator, case: &Case, rng: &mut impl Rng) -> Result<(), String> {
     let spec = op.spec();
     let data = Data::random(op, case, DType::F64, Rounding::fused(Format::F32), rng)?;
     let pulled = |inputs: &[HostTensor]| -> f64 {

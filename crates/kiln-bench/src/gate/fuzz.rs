@@ -12,7 +12,7 @@ const SIZES: &[usize] =
     &[1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 257];
 /// Largest number of elements of an input.
 const LARGEST: usize = 20_000;
-/// Elements of a case with special numbers, and inputs that have one kind of them each.
+/// Elements of a case with special numbers at most, and inputs that have one kind of them each.
 const SPECIAL: usize = 6000;
 const OF_A_KIND: usize = 3;
 
@@ -44,7 +44,7 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
 /// three inputs three in turn, and of the small ones of the registry's cases in turn.
 pub(super) fn special(op: &dyn Operator) -> Vec<Case> {
     let cases: Vec<Case> =
-        op.cases().into_iter().filter(|case| (16..=SPECIAL).contains(&size(case))).collect();
+        op.cases().into_iter().filter(|case| size(case) >= 16 && !large(case)).collect();
     let float = |holds| matches!(holds, Holds::Float | Holds::F32 | Holds::OptionalF32);
     let mut special = vec![];
     for (turn, kind) in Special::ALL.into_iter().enumerate() {
@@ -85,6 +85,11 @@ pub(super) fn small(
 pub(super) fn moderate(case: &Case) -> usize {
     let elements = size(case);
     if elements <= 2 * LARGEST { elements } else { 0 }
+}
+
+/// Whether a case is too large to have many like it.
+pub(super) fn large(case: &Case) -> bool {
+    size(case) > SPECIAL
 }
 
 /// Elements of all inputs.

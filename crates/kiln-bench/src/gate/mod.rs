@@ -12,10 +12,13 @@
 //! * inputs and cotangents the same afterwards, bit for bit, and the poison around them;
 //! * on a device taken for one with two multiprocessors and little memory too, so that small shapes reach
 //!   the plans of large ones; which plans were reached is part of the report;
+//! * calls whose dimensions are 0 in turn, right or refused;
 //! * right again after freed memory was filled with NaN, and the same bits as before;
 //! * kernel first and reference second, and the other way round, each time on fresh data, so that
 //!   an answer left in memory by the one is wrong for the other.
 
+mod data;
+mod empty;
 mod execute;
 mod finite;
 mod fuzz;
@@ -24,8 +27,9 @@ mod report;
 mod rows;
 mod stress;
 
+pub use data::Data;
 pub(crate) use execute::{Audited, audited};
-pub use execute::{Data, Run, execute, poison};
+pub use execute::{Run, execute, poison};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, Outcome, Report};
 pub(crate) use rows::on_family;
@@ -118,6 +122,7 @@ pub fn verify_part(
         if let Some(case) = op.cases().iter().max_by_key(|case| fuzz::moderate(case)) {
             gate.case(case, Layout::OddCut, &Taken::default());
         }
+        gate.empties();
     }
     gate.ran_on_its_family(part == 0);
     gate.report
@@ -266,7 +271,8 @@ impl<'a> Gate<'a> {
         let run = || {
             on_family(family, || -> Result<Run, String> {
                 let mut run = execute(op, &data, dtype, layout, device, implementation)?;
-                if implementation == Implementation::Fused {
+                // Nothing is not timed.
+                if implementation == Implementation::Fused && !data.empty {
                     let (kernels, changed) = execute::kernels(op, &data, dtype, layout, device)?;
                     run.kernels = kernels;
                     run.changed.extend(changed);
@@ -326,7 +332,6 @@ impl<'a> Gate<'a> {
         in_place: bool,
         run: &impl Fn() -> Result<Run, String>,
     ) -> (Result<Run, String>, usize) {
-        let nothing = data.inputs.first().is_some_and(|input| input.values.is_empty());
         let (result, Audited { buffers, places, errors }) = audited(in_place, run);
         self.report.ran(Check::Written);
         self.report.ran(Check::Guards);
@@ -351,7 +356,7 @@ impl<'a> Gate<'a> {
             let gradients = by_kernels(&run.gradients).chain(by_kernels(&run.kernels));
             let results = outputs.into_iter().chain(gradients);
             let results = results.map(|of| of.values.len()).filter(|elements| *elements > 0);
-            if let Some(error) = unseen(results.collect(), buffers).filter(|_| !nothing) {
+            if let Some(error) = unseen(results.collect(), buffers).filter(|_| !data.empty) {
                 self.report.fail(Check::Written, what, error);
             }
         }
@@ -423,47 +428,6 @@ impl<'a> Gate<'a> {
         };
         if let Some(error) = error {
             self.report.fail(Check::Forward, "kernels that ran", error);
-        }
-    }
-
-    fn finite_differences(&mut self, case: &Case) {
-        if !self.op.spec().differentiable || self.family.is_some() {
-            return;
-        }
-        let cases: Vec<Case> = self.op.cases().into_iter().filter(finite::small).collect();
-        let mut chosen: Vec<Case> = cases.iter().take(2).chain([case]).cloned().collect();
-        // Every attribute with a value that is not the default.
-        for attribute in self.op.spec().attributes {
-            let number = |text: &str| text.parse::<f64>().ok();
-            let other = |value: &str| match (number(value), number(attribute.default)) {
-                (Some(value), Some(default)) => value != default,
-                _ => value != attribute.default,
-            };
-            let varies = |case: &Case| {
-                let mut given = case.attributes.iter();
-                given.any(|(name, value)| *name == attribute.name && other(value))
-            };
-            if chosen.iter().any(varies) {
-                continue;
-            }
-            let found = cases.iter().find(|case| varies(case)).cloned();
-            let found = found.or_else(|| {
-                let mut random = (0..200).map(|_| fuzz::case(self.op, &mut self.rng));
-                random.find(|case| finite::small(case) && varies(case))
-            });
-            match found {
-                Some(case) => chosen.push(case),
-                None => {
-                    let error = format!("no small case has another `{}`", attribute.name);
-                    self.report.fail(Check::FiniteDifferences, "cases", error);
-                }
-            }
-        }
-        for case in &chosen {
-            self.report.ran(Check::FiniteDifferences);
-            if let Err(error) = finite::check(self.op, case, &mut self.rng) {
-                self.report.fail(Check::FiniteDifferences, &case.to_string(), error);
-            }
         }
     }
 

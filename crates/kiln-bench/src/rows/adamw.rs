@@ -143,6 +143,10 @@ impl Operator for Row {
         !left_out.contains(&special)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "D"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             case([1, 1], true),

@@ -234,6 +234,10 @@ impl Operator for Row {
         !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["B", "T"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         let packed = |[b, h, kv, t, s, d]: [usize; 6], documents: usize| {
             Case::new([&[b, h, t, d], &[b, kv, s, d], &[b, kv, s, d], &[documents]])

@@ -199,6 +199,10 @@ impl Operator for Row {
         !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     fn cases(&self) -> Vec<Case> {
         let case = |rows: usize, length: usize, [b, c, z]: [usize; 3]| {
             Case::new([&[rows, length], &[b, length - 1], &[c, length - 1], &[z, 2]])

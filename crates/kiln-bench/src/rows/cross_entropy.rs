@@ -114,6 +114,10 @@ impl Operator for Row {
         true
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             Case::new([&[1, 2], &[1]]),

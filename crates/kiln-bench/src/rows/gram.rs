@@ -3,7 +3,7 @@
 use super::elements;
 use super::matmul::{stack, transpose};
 use crate::attributes::{Attribute, Kind};
-use crate::host::{BoundedTensor, Input};
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{Product, Spot, stored_sum};
 use burn::tensor::{DType, Tensor};
@@ -29,8 +29,7 @@ static SPEC: Spec = Spec {
 
 /// a and its transpose, as the operands of one product.
 fn operands(call: &Call<'_>) -> [Tensor<3>; 2] {
-    let Input::Float { shape, .. } = &call.inputs[0] else { unreachable!("the input is float") };
-    let a = call.rows(0).reshape(stack(shape));
+    let a = call.shaped(0, stack(call.inputs[0].shape()));
     [a.clone(), a.swap_dims(1, 2)]
 }
 
@@ -102,6 +101,10 @@ impl Operator for Row {
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         super::shrink_batch(dims)
+    }
+
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "M"]
     }
 
     fn cases(&self) -> Vec<Case> {

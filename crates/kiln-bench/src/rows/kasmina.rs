@@ -195,6 +195,10 @@ impl Operator for Row {
         }
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["B"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         // One element; chunks of one and two features; one seed; chunks that end within vectors; rows that CUDA
         // pitches; rows in several parts; a chunk that many units share.

@@ -182,6 +182,10 @@ impl Operator for Row {
         special != Special::Masked && (input, special) != ("mlps", Special::Infinities)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["B"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         // One element; chunks of one and two features; one seed; features that no vector ends at; whole tiles and a bit
         // of one; rows in several parts; the widest that kernels take.

@@ -115,6 +115,10 @@ impl Operator for Row {
         pairs
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     fn cases(&self) -> Vec<Case> {
         let case = |m: usize, d: usize, v: usize| Case::new([&[m, d], &[d, v], &[m]]);
         vec![

@@ -79,10 +79,7 @@ pub(super) fn stack(shape: &[usize]) -> [usize; 3] {
 }
 
 fn device(call: &Call<'_>, input: usize, transposed: bool) -> Tensor<3> {
-    let Input::Float { shape, .. } = &call.inputs[input] else {
-        unreachable!("both inputs are float")
-    };
-    let tensor = call.rows(input).reshape(stack(shape));
+    let tensor = call.shaped(input, stack(call.inputs[input].shape()));
     if transposed { tensor.swap_dims(1, 2) } else { tensor }
 }
 
@@ -215,6 +212,10 @@ impl Operator for Row {
 
     fn vary(&self, case: Case, mut number: u64) -> Case {
         case.with("alpha", super::pick(&mut number, &[1.0, 0.3, -0.7, 0.0]))
+    }
+
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "M", "N"]
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -121,6 +121,10 @@ impl Operator for Row {
         shrink_tokens(dims)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["B", "S"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         let cases = [
             [1, 1, 1, 1],

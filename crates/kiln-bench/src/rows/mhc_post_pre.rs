@@ -205,6 +205,10 @@ impl Operator for Row {
         mhc_pre::takes(input, special)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["B", "S"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             case([1, 1, 1, 1], true),

@@ -193,6 +193,10 @@ impl Operator for Row {
         takes(input, special)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["B", "S"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         vec![
             case([1, 1, 1, 1], true),

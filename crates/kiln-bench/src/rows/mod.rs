@@ -11,6 +11,7 @@ mod kasmina;
 mod kasmina_mlp;
 mod linear_cross_entropy;
 mod matmul;
+mod matmul_add;
 mod mhc_post;
 mod mhc_post_pre;
 mod mhc_pre;
@@ -18,6 +19,8 @@ mod muon;
 mod newton_schulz;
 mod rms_norm;
 mod rope;
+mod rope_qk;
+mod rope_qkv;
 mod sum_squares;
 mod swiglu;
 mod swiglu_mlp;
@@ -31,6 +34,8 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &rms_norm::Row,
     &add_rms_norm::Row,
     &rope::Row,
+    &rope_qk::Row,
+    &rope_qkv::Row,
     &swiglu::Row,
     &swiglu_mlp::Row,
     &attention::Row,
@@ -45,6 +50,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &matmul::NT,
     &matmul::TN,
     &matmul::TT,
+    &matmul_add::Row,
     &gram::Row,
     &newton_schulz::Row,
     &sum_squares::Row,

@@ -2,7 +2,7 @@
 
 use super::matmul::stack;
 use crate::attributes::{Attribute, Attributes, Kind};
-use crate::host::{BoundedTensor, Input};
+use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
@@ -59,10 +59,7 @@ impl Operator for Row {
     }
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
-        let Input::Float { shape, .. } = &call.inputs[0] else {
-            unreachable!("the input is float")
-        };
-        let g = call.rows(0).reshape(stack(shape));
+        let g = call.shaped(0, stack(call.inputs[0].shape()));
         Ok(vec![newton_schulz(g, options(call.attributes))?.into()])
     }
 
@@ -89,6 +86,10 @@ impl Operator for Row {
     }
 
     // Bounds grow by what the steps multiply an error with: one step after the other is held to what it rounds.
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "M", "N"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         let case = |shape: &[usize], steps: usize| Case::new([shape]).with("steps", steps);
         let polar = |case: Case| case.with("coefficients", "polar_express");

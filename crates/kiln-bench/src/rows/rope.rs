@@ -15,6 +15,15 @@ use std::sync::{Mutex, PoisonError};
 
 pub(crate) struct Row;
 
+pub(super) const BASE: Attribute =
+    Attribute { name: "base", default: "10000", kind: Kind::Above(0.0) };
+pub(super) const LAYOUT: Attribute =
+    Attribute { name: "layout", default: "half", kind: Kind::OneOf(&["half", "interleaved"]) };
+pub(super) const OFFSET: Attribute =
+    Attribute { name: "offset", default: "0", kind: Kind::IntegerAtLeast(0) };
+pub(super) const TRUNCATED: Attribute =
+    Attribute { name: "truncated", default: "false", kind: Kind::Flag };
+
 const SPEC: Spec = Spec {
     name: "rope",
     formula: "pairs rotated by angle (t + offset) · base^(-2k/D): \
@@ -26,18 +35,13 @@ const SPEC: Spec = Spec {
         mean: 0.2,
         fan_in: None,
     }],
-    attributes: &[
-        Attribute { name: "base", default: "10000", kind: Kind::Above(0.0) },
-        Attribute { name: "layout", default: "half", kind: Kind::OneOf(&["half", "interleaved"]) },
-        Attribute { name: "offset", default: "0", kind: Kind::IntegerAtLeast(0) },
-        Attribute { name: "truncated", default: "false", kind: Kind::Flag },
-    ],
+    attributes: &[BASE, LAYOUT, OFFSET, TRUNCATED],
     outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };
 
-fn options(attributes: &Attributes) -> RopeOptions {
+pub(super) fn options(attributes: &Attributes) -> RopeOptions {
     RopeOptions {
         base: attributes.number("base"),
         layout: match attributes.word("layout") {
@@ -54,10 +58,13 @@ type Made = ((usize, usize, usize, RopeOptions, Device), RopeTable);
 /// The table of the last call: a model makes it once, so its making is not timed.
 static TABLE: Mutex<Option<Made>> = Mutex::new(None);
 
-fn table(x: &Tensor<4>, attributes: &Attributes) -> Result<RopeTable, OpError> {
-    let [_, _, length, width] = x.dims();
+pub(super) fn table(
+    [length, width]: [usize; 2],
+    attributes: &Attributes,
+    device: Device,
+) -> Result<RopeTable, OpError> {
     let offset = attributes.integer("offset") as usize;
-    let (options, device) = (options(attributes), x.device().inner());
+    let options = options(attributes);
     let mut last = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (offset, length, width, options, device);
     if let Some((_, table)) = last.as_ref().filter(|(made_for, _)| *made_for == key) {
@@ -75,7 +82,7 @@ impl Operator for Row {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let x = call.float::<4>(0);
-        let [_, _, _, width] = x.dims();
+        let [_, _, length, width] = x.dims();
         let truncated = call.attributes.flag("truncated");
         let (multiple, why) = if truncated { (4, " (truncated)") } else { (2, "") };
         if !width.is_multiple_of(multiple) {
@@ -86,7 +93,7 @@ impl Operator for Row {
                 expected: format!("[B, H, T, D] with D a multiple of {multiple}{why}"),
             });
         }
-        let table = table(&x, call.attributes)?;
+        let table = table([length, width], call.attributes, x.device().inner())?;
         Ok(vec![rope(x, &table, 0)?.into()])
     }
 
@@ -98,7 +105,8 @@ impl Operator for Row {
     ) -> Option<Vec<Tensor<2>>> {
         let x = call.float::<4>(0);
         let dy = cotangents[0].clone().reshape(x.dims());
-        let table = table(&x, call.attributes).ok()?;
+        let [_, _, length, width] = x.dims();
+        let table = table([length, width], call.attributes, x.device().inner()).ok()?;
         Some(vec![kiln_ops::rope::backend::backward(dy, &table, 0).flatten(0, 2)])
     }
 
@@ -146,18 +154,17 @@ impl Operator for Row {
 
     fn vary(&self, case: Case, mut number: u64) -> Case {
         let width = case.shapes[0][3];
-        let base = super::pick(&mut number, &[10_000.0, 2.0, 500.0, 1e6]);
-        let layout = super::pick(&mut number, &["half", "interleaved"]);
-        let truncated =
-            layout == "half" && width.is_multiple_of(4) && super::pick(&mut number, &[true, false]);
-        let case = case.with("base", base).with("layout", layout).with("truncated", truncated);
-        case.with("offset", number % 3000)
+        vary(case, width, &mut number)
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
         replace(dims, "B", 2);
         replace(dims, "T", 40);
         vec![]
+    }
+
+    fn empty(&self) -> &'static [&'static str] {
+        &["B", "H", "T"]
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -188,4 +195,14 @@ impl Operator for Row {
         let work = Work { bytes: 2.0 * n * dtype.size() as f64, flops: 3.0 * n };
         (work, work)
     }
+}
+
+/// Gives a case of heads of this width attributes, by a random number.
+pub(super) fn vary(case: Case, width: usize, number: &mut u64) -> Case {
+    let base = super::pick(number, &[10_000.0, 2.0, 500.0, 1e6]);
+    let layout = super::pick(number, &["half", "interleaved"]);
+    let truncated =
+        layout == "half" && width.is_multiple_of(4) && super::pick(number, &[true, false]);
+    let case = case.with("base", base).with("layout", layout).with("truncated", truncated);
+    case.with("offset", *number % 3000)
 }

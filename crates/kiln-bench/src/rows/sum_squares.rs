@@ -46,6 +46,10 @@ impl Operator for Row {
         spot::sum_squares(spot)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "D"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         // Part of a chunk, chunks for some sums, for all and several times, one sum for all.
         [([1, 1], 1), ([5, 13], 3), ([33, 80], 4), ([37, 257], 8), ([40, 1000], 3), ([3, 4099], 1)]

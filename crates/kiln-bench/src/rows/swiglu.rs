@@ -75,6 +75,10 @@ impl Operator for Row {
         super::shrink_rows(dims)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "F"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         [[1, 1], [5, 1], [13, 7], [33, 80], [2, 96], [5, 257], [128, 1000], [3, 4099]]
             .iter()

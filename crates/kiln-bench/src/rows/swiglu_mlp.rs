@@ -104,6 +104,10 @@ impl Operator for Row {
         spot::swiglu_mlp(self, spot)
     }
 
+    fn empty(&self) -> &'static [&'static str] {
+        &["...", "D", "F"]
+    }
+
     fn cases(&self) -> Vec<Case> {
         [[1, 1, 1], [7, 5, 3], [33, 16, 48], [17, 31, 80]]
             .iter()

@@ -44,7 +44,7 @@ fn sizes(shape: &[usize]) -> [usize; 2] {
 
 fn device(call: &Call<'_>, input: usize, shape: &[usize]) -> Tensor<3> {
     let [batches, n] = sizes(shape);
-    call.rows(input).reshape([batches, n, n])
+    call.shaped(input, [batches, n, n])
 }
 
 impl Operator for Row {

@@ -59,6 +59,14 @@ impl Operator for Broken {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let (x, w) = (call.rows(0), call.rows(1));
+        let shapes = [x.dims(), w.dims()];
+        if let Some(found) = shapes.into_iter().find(|shape| shape.contains(&0)) {
+            let (found, expected) = (found.to_vec(), "sizes of at least 1".into());
+            return match self.0 {
+                Mutant::NothingTaken => Ok(vec![x.into()]),
+                _ => Err(OpError::Shape { op: SPEC.name, tensor: "x or w", found, expected }),
+            };
+        }
         let fused = policy::fused(&policy::Call {
             op: SPEC.name,
             elements: x.shape().num_elements(),
@@ -100,6 +108,10 @@ impl Operator for Broken {
         let dx = in_f64([m, k, n], &dy[0], w, |[i, j, t]| [i * n + t, j * n + t]);
         let dw = in_f64([k, n, m], x, &dy[0], |[i, j, t]| [t * k + i, t * n + j]);
         vec![dx, dw]
+    }
+
+    fn empty(&self) -> &'static [&'static str] {
+        &[]
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -56,13 +56,15 @@ pub(crate) enum Mutant {
     Turned,
     /// It is flat.
     Flat,
+    /// What has no elements is taken, and should be refused.
+    NothingTaken,
     /// One of a hundred launches is wrong.
     OnceInAHundred,
 }
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 17] = [
+    pub(crate) const BROKEN: [(Self, Check); 18] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
@@ -80,6 +82,7 @@ impl Mutant {
         (Self::Swallowed, Check::Forward),
         (Self::Turned, Check::Forward),
         (Self::Flat, Check::Forward),
+        (Self::NothingTaken, Check::Forward),
     ];
 
     fn of(number: u32) -> Self {

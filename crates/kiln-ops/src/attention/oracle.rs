@@ -77,9 +77,11 @@ pub fn backward<N: Number>(
     rule: &Rule,
     dy: &[N],
 ) -> (Vec<N>, Vec<N>, Vec<N>) {
-    let size = (d.rows() * d.width).max(1);
+    let size = d.rows() * d.width;
     let (mut dq, mut dk, mut dv) = (vec![], vec![], vec![]);
-    for (group, (q, dy)) in q.chunks_exact(size).zip(dy.chunks_exact(size)).enumerate() {
+    // Of no queries there still are keys.
+    for group in 0..k.len() / (d.keys * d.width) {
+        let [q, dy] = [q, dy].map(|of| &of[group * size..(group + 1) * size]);
         let [k, v] = [k, v].map(|of| d.keys_of(of, group));
         // Probabilities and gradients of the scores, a row for each query of the group.
         let (mut p, mut ds) = (vec![], vec![]);

@@ -241,7 +241,8 @@ fn forward_kernel<E: Float, I: Int, N: Size>(
             if comptime!(plan.smoothing) {
                 let width = f32::cast_from((vectors * size + more) as u32);
                 let mean = log - (sums[1] / width - largest / e);
-                loss += label_smoothing * (mean - loss);
+                // No difference of the two: a target that is masked out makes both infinite.
+                loss = (1.0f32 - label_smoothing) * loss + label_smoothing * mean;
             }
             // The square may overflow where it does not count.
             if z_loss > 0.0f32 {

@@ -19,7 +19,8 @@ pub fn forward<N: Number>(
             // Without smoothing a class may be masked out by −∞, which makes the mean −∞.
             if options.label_smoothing > 0.0 {
                 let mean = N::sum(row.iter().copied()) / classes as f64 - of.largest;
-                loss = loss + (of.log - mean - loss) * options.label_smoothing;
+                let smoothing = options.label_smoothing;
+                loss = loss * (1.0 - smoothing) + (of.log - mean) * smoothing;
             }
             if options.z_loss > 0.0 {
                 let lse = of.log_sum_exp();

@@ -7,6 +7,10 @@ use burn::tensor::{DType, Tensor};
 pub fn rope(x: Tensor<4>, table: &RopeTable, offset: usize) -> Tensor<4> {
     let dtype = x.dtype();
     let [batch, heads, length, width] = x.dims();
+    // Burn's reshape, which `unsqueeze` is, takes a 0 for a size that stays.
+    if length == 0 {
+        return x;
+    }
     let pairs = width / 2;
     let rows =
         |t: &Tensor<2>| t.clone().slice([offset..offset + length, 0..pairs]).unsqueeze::<4>();

@@ -1,0 +1,124 @@
+//! rope_qkv: queries and keys where one product has left them, beside the values.
+
+use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, options, table, vary};
+use crate::attributes::{Attribute, Attributes, Kind};
+use crate::host::BoundedTensor;
+use crate::operator::*;
+use burn::tensor::DType;
+use kiln_ops::OpError;
+use kiln_ops::oracle::Bounded;
+use kiln_ops::rope::{oracle, rope_qkv};
+
+pub(crate) struct Row;
+
+const QKV: &[&str] = &["B", "T", "W"];
+
+const SPEC: Spec = Spec {
+    name: "rope_qkv",
+    formula: "rope of the heads of queries and of keys in [queries | keys | values]",
+    inputs: &[InputSpec { name: "qkv", shape: QKV, holds: Holds::Float, mean: 0.2, fan_in: None }],
+    attributes: &[
+        BASE,
+        LAYOUT,
+        OFFSET,
+        TRUNCATED,
+        Attribute { name: "heads", default: "1", kind: Kind::IntegerAtLeast(1) },
+        Attribute { name: "kv_heads", default: "1", kind: Kind::IntegerAtLeast(1) },
+    ],
+    outputs: &[OutputSpec { name: "rotated", shape: QKV, f32: false, constant: false }],
+    differentiable: true,
+    kernel: true,
+};
+
+/// Heads of the queries, and of keys and of values.
+fn heads(attributes: &Attributes) -> [usize; 2] {
+    ["heads", "kv_heads"].map(|name| attributes.integer(name) as usize)
+}
+
+/// What `rotate` makes of each head of queries and keys, from its offset; the values as they are.
+fn heads_rotated(
+    qkv: &BoundedTensor,
+    attributes: &Attributes,
+    rotate: impl Fn(&[Bounded], [usize; 2], usize) -> Vec<Bounded>,
+) -> BoundedTensor {
+    let [heads, kv_heads] = heads(attributes);
+    let (length, all) = (qkv.shape[1], qkv.shape[2]);
+    let width = all / (heads + 2 * kv_heads);
+    let offset = attributes.integer("offset") as usize;
+    let row = |(row, x): (usize, &[Bounded])| {
+        let (queries_and_keys, values) = x.split_at((heads + kv_heads) * width);
+        let rotated = queries_and_keys.chunks_exact(width);
+        let rotated = rotated.flat_map(|x| rotate(x, [1, width], offset + row % length));
+        rotated.chain(values.iter().copied()).collect::<Vec<_>>()
+    };
+    let rows = qkv.values.chunks_exact(all.max(1)).enumerate();
+    BoundedTensor::new(qkv.shape.clone(), rows.flat_map(row).collect())
+}
+
+impl Operator for Row {
+    fn spec(&self) -> &'static Spec {
+        &SPEC
+    }
+
+    fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
+        let qkv = call.float::<3>(0);
+        let [heads, kv_heads] = heads(call.attributes);
+        let [_, length, all] = qkv.dims();
+        let width = all / (heads + 2 * kv_heads);
+        let table = table([length, width], call.attributes, qkv.device().inner())?;
+        Ok(vec![rope_qkv(qkv, heads, kv_heads, &table, 0)?.into()])
+    }
+
+    fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
+        let options = options(call.attributes);
+        let rotate =
+            |x: &[Bounded], size, offset: usize| oracle::forward(x, size, &options, offset);
+        vec![heads_rotated(&call.inputs[0], call.attributes, rotate)]
+    }
+
+    fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
+        let options = options(call.attributes);
+        let rotate =
+            |x: &[Bounded], size, offset: usize| oracle::backward(x, size, &options, offset);
+        vec![heads_rotated(&dy[0], call.attributes, rotate)]
+    }
+
+    // Heads of an even width, for all numbers of heads that may be drawn.
+    fn fit(&self, dims: &mut Dims) {
+        dims.entry("W").and_modify(|w| w[0] *= 24);
+    }
+
+    fn vary(&self, case: Case, mut number: u64) -> Case {
+        let [heads, kv_heads] = super::pick(&mut number, &[[1, 1], [2, 1], [2, 2]]);
+        let width = case.shapes[0][2] / (heads + 2 * kv_heads);
+        vary(case.with("heads", heads).with("kv_heads", kv_heads), width, &mut number)
+    }
+
+    fn empty(&self) -> &'static [&'static str] {
+        &["B", "T"]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let case = |[b, t]: [usize; 2], [heads, kv_heads, width]: [usize; 3]| {
+            let case = Case::new([&[b, t, (heads + 2 * kv_heads) * width]]);
+            case.with("heads", heads).with("kv_heads", kv_heads)
+        };
+        vec![
+            case([1, 1], [1, 1, 2]),
+            case([2, 17], [3, 1, 24]),
+            case([1, 21], [4, 2, 32]).with("offset", 37),
+            case([2, 5], [3, 3, 6]).with("layout", "interleaved").with("base", 500),
+            case([1, 31], [1, 1, 64]).with("truncated", true).with("offset", 3),
+            case([2, 3], [5, 1, 128]),
+        ]
+    }
+
+    // What is timed is a rotation, wherever it stands.
+    fn shapes(&self, _scale: Scale) -> Vec<Case> {
+        vec![]
+    }
+
+    fn work(&self, _case: &Case, _dtype: DType) -> (Work, Work) {
+        Default::default()
+    }
+}
