@@ -7,6 +7,7 @@
 
 mod backward;
 mod forward;
+mod weights;
 
 pub(super) use backward::backward;
 pub(super) use forward::forward;
