@@ -217,10 +217,10 @@ impl Observer for Progress {
         let SeedStep { step, block, seed, from, to, gain, reconstruction, .. } = *seed;
         let mut line = format!("step {step}: seed {block}.{seed} {from:?} -> {to:?}");
         if let Some(gain) = gain {
-            line += &format!(", a gain of {gain:.4}");
+            line += &format!(", a gain of {}", small(gain));
         }
         if let Some(loss) = reconstruction {
-            line += &format!(", reconstruction loss {loss:.4}");
+            line += &format!(", reconstruction loss {}", small(loss));
         }
         self.printer.print(&line);
     }
@@ -249,6 +249,15 @@ pub fn quoted(word: &str) -> String {
         return word.into();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// `0.0123`, `1.23e-5`.
+fn small(number: f32) -> String {
+    if number == 0.0 || number.abs() >= 0.01 {
+        format!("{number:.4}")
+    } else {
+        format!("{number:.2e}")
+    }
 }
 
 /// `950`, `12.3k`, `124.0M`, `2.0G`.

@@ -289,7 +289,7 @@ impl Trainer {
                 observer.seed_stepped(&of);
             }
         }
-        self.log_seeds(garden, &gains, &reconstruction, stability)
+        self.log_seeds(garden, &before, &gains, &reconstruction, stability)
     }
 
     /// The norm of each MLP of each block.
@@ -329,10 +329,11 @@ impl Trainer {
         Ok(gains)
     }
 
-    /// Adds the seeds that are not dormant to the metrics.
+    /// Adds the seeds that are not dormant to the metrics, with what decided whether they left the state of `before`.
     fn log_seeds(
         &mut self,
         garden: &Garden,
+        before: &BTreeMap<(usize, usize), SeedState>,
         gains: &BTreeMap<(usize, usize), f32>,
         reconstruction: &BTreeMap<usize, Vec<f32>>,
         stability: Option<f32>,
@@ -353,7 +354,8 @@ impl Trainer {
                     value("gain", f64::from(*gain));
                 }
                 let losses = reconstruction.get(block).map(|losses| losses[seed]);
-                if let Some(loss) = losses.filter(|_| of.state == SeedState::Training) {
+                let trained = before.get(&(*block, seed)) == Some(&SeedState::Training);
+                if let Some(loss) = losses.filter(|_| trained) {
                     value("reconstruction", f64::from(loss));
                 }
             }
