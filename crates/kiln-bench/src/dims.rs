@@ -57,6 +57,17 @@ impl Spec {
         self.inputs.iter().map(|input| input.shape.iter().flat_map(sizes).collect()).collect()
     }
 
+    /// The same for a call without those inputs that a call of the shapes `like` is without.
+    pub(crate) fn shapes_like(&self, dims: &Dims, like: &[Vec<usize>]) -> Vec<Vec<usize>> {
+        let mut shapes = self.shapes(dims);
+        for (shape, like) in shapes.iter_mut().zip(like) {
+            if like.iter().all(|size| *size == 0) {
+                shape.clone_from(like);
+            }
+        }
+        shapes
+    }
+
     /// The shape of an output for inputs with these dimensions.
     pub fn output_shape(&self, output: &OutputSpec, dims: &Dims) -> Vec<usize> {
         let sizes = |name: &&str| sizes_of(name, dims).unwrap_or_default();

@@ -268,6 +268,12 @@ impl Input {
     }
 }
 
+/// Rows of the last dimension, and how wide they are.
+fn as_rows(shape: &[usize]) -> [usize; 2] {
+    let (width, leading) = shape.split_last().unwrap_or((&1, &[]));
+    [leading.iter().product(), *width]
+}
+
 /// What is uploaded of an input, and how many rows and columns of it on either side are not the input's.
 fn surrounded(
     host: &HostTensor,
@@ -275,9 +281,7 @@ fn surrounded(
     layout: Layout,
     device: &Device,
 ) -> (TensorData, [usize; 2]) {
-    let width = host.shape.last().copied().unwrap_or(1);
-    let (_, leading) = host.shape.split_last().unwrap_or((&1, &[]));
-    let rows = leading.iter().product::<usize>();
+    let [rows, width] = as_rows(&host.shape);
     // Nothing cannot be cut out of something.
     let [outside, pad] = if rows * width > 0 { layout.rim(width, dtype, device) } else { [0, 0] };
     let wide = width + 2 * pad;
@@ -312,9 +316,7 @@ pub fn gradient(
     grads: &burn::tensor::Gradients,
 ) -> Result<Option<HostTensor>, String> {
     let Some(grad) = leaf.grad(grads) else { return Ok(None) };
-    let width = shape.last().copied().unwrap_or(1);
-    let (_, leading) = shape.split_last().unwrap_or((&1, &[]));
-    let rows = leading.iter().product::<usize>();
+    let [rows, width] = as_rows(shape);
     let [all, wide] = grad.dims();
     let (outside, pad) = ((all - rows) / 2, (wide - width) / 2);
     let values = download(&grad)?;

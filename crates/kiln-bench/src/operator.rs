@@ -407,9 +407,14 @@ pub trait Operator: Sync {
         self.spec().inputs[input].holds.optional()
     }
 
-    /// Dimensions that may be 0; a call where another one is, is refused.
-    fn empty(&self) -> &'static [&'static str] {
+    /// Dimensions that may be 0; a call where another one is 0 is refused.
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["..."]
+    }
+
+    /// Makes one of these 0, and with it what hangs on it.
+    fn zero(&self, dims: &mut Dims, dim: &'static str) {
+        dims.insert(dim, vec![0]);
     }
 
     /// Refuses inputs of a call that each fit and together do not.
@@ -424,6 +429,11 @@ pub trait Operator: Sync {
     /// Whether the backward takes this element of an input for a constant, though outputs hang on it.
     fn frozen(&self, _inputs: &[HostTensor], _input: usize, _element: usize) -> bool {
         false
+    }
+
+    /// Operations of the oracle, or about as many: random cases have few.
+    fn operations(&self, dims: &Dims) -> usize {
+        dims.values().flatten().product()
     }
 
     /// Makes the dimensions of a random case fit where the shapes alone do not say it.
@@ -446,7 +456,7 @@ pub trait Operator: Sync {
         special != Special::Masked
     }
 
-    /// What the gate runs: one element, primes, ragged tails, rows that CUDA pitches, nothing.
+    /// What the gate runs: one element, primes, ragged tails, rows that CUDA pitches.
     fn cases(&self) -> Vec<Case>;
 
     /// What is timed.

@@ -64,8 +64,20 @@ impl Operator for Off {
             && self.op.takes(input, special)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
-        self.op.empty()
+    fn operations(&self, dims: &Dims) -> usize {
+        self.op.operations(dims)
+    }
+
+    fn zero(&self, dims: &mut Dims, dim: &'static str) {
+        self.op.zero(dims, dim);
+    }
+
+    fn may_be_empty(&self, input: usize) -> bool {
+        self.op.may_be_empty(input)
+    }
+
+    fn may_be_zero(&self) -> &'static [&'static str] {
+        self.op.may_be_zero()
     }
 
     fn frozen(&self, inputs: &[HostTensor], input: usize, element: usize) -> bool {

@@ -274,6 +274,29 @@ fn autodiff_in_every_setting() {
     }
 }
 
+/// A class that −∞ masks out costs nothing without smoothing, unless it is the target; spread over it the loss is ∞. WGSL has
+/// no rule for infinities.
+#[test]
+fn classes_that_are_masked_out() {
+    let wgsl = |device: &Device| device::is_cube(device) && !device::is_cuda(device);
+    for device in devices().into_iter().filter(|device| !wgsl(device)) {
+        for (masked, label_smoothing, infinite) in
+            [(1, 0.0, false), (2, 0.0, true), (1, 0.1, true), (2, 0.1, true)]
+        {
+            let mut logits = numbers(13, 3, 0.1);
+            logits[masked] = f64::NEG_INFINITY;
+            let (logits, held) = tensor(&logits, [1, 13], DType::F32, &device);
+            let options = CrossEntropyOptions { label_smoothing, ..PLAIN };
+            let loss = values(&cross_entropy(logits, int(&[2], &device), options).unwrap())[0];
+            let what = format!("{masked}, smoothing {label_smoothing}, on {device:?}");
+            assert_eq!(loss == f64::INFINITY, infinite, "{loss}, {what}");
+            let expected: f64 = oracle::forward(&held, &[2], 13, &options);
+            assert!(infinite == (expected == f64::INFINITY), "{expected}, {what}");
+            assert!(infinite || (loss - expected).abs() < 1e-5, "{loss}, {expected}, {what}");
+        }
+    }
+}
+
 #[test]
 fn wrong_calls_are_named() {
     for device in devices() {

@@ -106,8 +106,8 @@ impl Operator for OffWhereTimed {
         self.0.vary(case, number)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
-        self.0.empty()
+    fn may_be_zero(&self) -> &'static [&'static str] {
+        self.0.may_be_zero()
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -18,7 +18,7 @@ pub struct Data {
     pub attributes: Attributes,
     /// Whether inputs hold what is no average number: roundings are alike then, of results that are.
     pub special: Option<Special>,
-    /// Whether an input that the call is not without has no elements.
+    /// Whether an input has no elements, and results hardly any then.
     pub empty: bool,
     /// Cotangents of the outputs; none if there is no backward.
     pub cotangents: Vec<HostTensor>,
@@ -69,10 +69,8 @@ impl Data {
             gradients = op.oracle_backward(&call, &bounded(&cotangents));
         }
         let special = case.special.map(|(_, special)| special);
-        let there = |(input, shape): (&InputSpec, &Vec<usize>)| {
-            shape.contains(&0) && !(input.holds.optional() && shape.iter().all(|size| *size == 0))
-        };
-        let empty = spec.inputs.iter().zip(&case.shapes).any(there);
+        let mut shapes = case.shapes.iter().enumerate();
+        let empty = shapes.any(|(i, shape)| shape.contains(&0) && !op.may_be_empty(i));
         Ok(Self { inputs, attributes, special, empty, cotangents, outputs, gradients })
     }
 

@@ -7,14 +7,14 @@ use super::{Check, Gate, fuzz};
 use crate::host::Layout;
 use crate::registry::{Call, Case, Operator};
 use kiln_ops::oracle::Format;
-use kiln_ops::policy;
+use kiln_ops::{OpError, policy};
 
 /// A call of which this dimension is 0.
 pub(super) struct Empty {
     /// The dimension.
     pub(super) dim: &'static str,
-    /// The call.
-    pub(super) case: Case,
+    /// The call, of a case of the registry; none if no small one has the dimension.
+    pub(super) case: Option<Case>,
 }
 
 /// One for each dimension that the spec names, of the largest of the registry's small cases that has it.
@@ -33,29 +33,25 @@ pub(super) fn cases(op: &dyn Operator) -> Vec<Empty> {
             dims.contains_key(dim).then_some((case, dims))
         });
         let (case, mut dims) = known.max_by_key(|(case, _)| fuzz::moderate(case))?;
-        dims.insert(dim, vec![0]);
-        if op.empty().contains(&dim) {
-            op.fit(&mut dims);
-        }
-        let mut shapes = spec.shapes(&dims);
-        for (shape, was) in shapes.iter_mut().zip(&case.shapes) {
-            // An input that may be left out, and is.
-            if was.iter().all(|size| *size == 0) {
-                shape.clone_from(was);
-            }
-        }
-        Some(Empty { dim, case: Case { shapes, ..case } })
+        op.zero(&mut dims, dim);
+        Some(Case { shapes: spec.shapes_like(&dims, &case.shapes), ..case })
     };
-    names.into_iter().filter_map(of).collect()
+    names.into_iter().map(|dim| Empty { dim, case: of(dim) }).collect()
 }
 
 impl Gate<'_> {
     /// What may be nothing is right, and what may not is refused.
     pub(super) fn empties(&mut self) {
         for Empty { dim, case } in cases(self.op) {
-            match self.op.empty().contains(&dim) {
-                true => self.case(&case, Layout::Allocated, &Taken::default()),
-                false => self.refused(dim, &case),
+            match case {
+                None => {
+                    let error = format!("no small case has the dimension {dim}");
+                    self.report.fail(Check::Forward, "cases", error);
+                }
+                Some(case) if self.op.may_be_zero().contains(&dim) => {
+                    self.case(&case, Layout::Allocated, &Taken::default());
+                }
+                Some(case) => self.refused(dim, &case),
             }
             self.report.cases += 1;
         }
@@ -71,7 +67,8 @@ impl Gate<'_> {
             let call = Call { inputs: &inputs, attributes: &attributes };
             match op.run(&call) {
                 Ok(_) => Err("was taken, but should have been refused".into()),
-                Err(_) => Ok(()),
+                Err(OpError::Shape { .. } | OpError::Attribute { .. }) => Ok(()),
+                Err(other) => Err(format!("is refused, but not for its shape: {other}")),
             }
         };
         let refused = caught(|| policy::force(self.implementation, run));

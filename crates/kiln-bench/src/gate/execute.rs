@@ -56,7 +56,9 @@ pub fn execute(
     device: &Device,
     implementation: Implementation,
 ) -> Result<Run, String> {
-    caught(|| policy::force(implementation, || run(op, data, dtype, layout, device)))
+    // What is made of nothing need not be part of a reference, whose gradient is none then.
+    let unused = data.empty && implementation == Implementation::Reference;
+    caught(|| policy::force(implementation, || run(op, data, dtype, layout, device, unused)))
 }
 
 /// The outputs of a call whose gradients nobody wants.
@@ -217,12 +219,12 @@ fn outputs(
         if at != *device {
             return Err(format!("`{}` is on {at:?}, not on {device:?}", spec.name));
         }
-        let read = read(flat, &expected.shape)?;
-        let nothing = expected.shape.contains(&0);
-        found.push(match nothing {
-            true => HostTensor::new(expected.shape.as_slice(), vec![]),
-            false => read,
-        });
+        let mut values = read(flat, &expected.shape)?;
+        // Of nothing the sum was read.
+        if expected.shape.contains(&0) {
+            values = HostTensor::new(expected.shape.as_slice(), vec![]);
+        }
+        found.push(values);
     }
     Ok((outputs.into_iter().map(|output| output.flat).collect(), found))
 }
@@ -243,12 +245,14 @@ fn read<const D: usize>(tensor: &Tensor<D>, expected: &[usize]) -> Result<HostTe
     Ok(HostTensor::new(shape, values))
 }
 
+/// `unused`: inputs may have no gradient.
 fn run(
     op: &dyn Operator,
     data: &Data,
     dtype: DType,
     layout: Layout,
     device: &Device,
+    unused: bool,
 ) -> Result<Run, String> {
     let backward = !data.cotangents.is_empty();
     let inputs = upload(op, &data.inputs, dtype, layout, backward, device);
@@ -267,8 +271,9 @@ fn run(
             host::weighted(output, cotangent)
         });
         let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
-        // Where nothing is made of nothing no output may hang on an input.
-        let grads = match data.empty && !loss.is_tracked() {
+        // A result of nothing may hang on nothing. Burn has no gradients without a loss.
+        let untracked = data.empty && !loss.is_tracked();
+        let grads = match untracked {
             true => Tensor::<1>::zeros([1], device).autodiff().require_grad().backward(),
             false => loss.backward(),
         };
@@ -276,8 +281,8 @@ fn run(
             if let Input::Float { leaf, shape, .. } = input {
                 gradients.push(match host::gradient(leaf, shape, &grads)? {
                     Some(gradient) => gradient,
-                    // Burn keeps none for the leaf of an empty slice, nor of what no output hangs on.
-                    None if data.empty || shape.contains(&0) => {
+                    // Burn keeps none for the leaf of an empty slice.
+                    None if untracked || unused || shape.contains(&0) => {
                         HostTensor::new(shape.as_slice(), vec![0.0; shape.iter().product()])
                     }
                     None => return Err("an input has no gradient".into()),

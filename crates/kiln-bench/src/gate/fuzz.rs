@@ -33,8 +33,7 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
         let shapes = spec.shapes(&dims);
         let small = |shape: &Vec<usize>| shape.iter().product::<usize>() <= LARGEST;
         // The oracle's products are plain loops.
-        let product: usize = dims.values().flatten().product();
-        if shapes.iter().all(small) && product <= 40 * LARGEST {
+        if shapes.iter().all(small) && op.operations(&dims) <= 40 * LARGEST {
             return op.vary(Case { shapes, attributes: vec![], special: None }, rng.random());
         }
     }
@@ -71,14 +70,8 @@ pub(super) fn small(
 ) -> Result<(Case, Vec<[usize; 2]>), String> {
     let mut dims = op.spec().dims(&timed.shapes)?;
     let sizes = op.shrink(&mut dims, dtype);
-    let mut case = Case { shapes: op.spec().shapes(&dims), ..timed.clone() };
-    for (small, timed) in case.shapes.iter_mut().zip(&timed.shapes) {
-        // An input that may be left out, and is.
-        if timed.iter().all(|size| *size == 0) {
-            small.clone_from(timed);
-        }
-    }
-    Ok((case, sizes))
+    let shapes = op.spec().shapes_like(&dims, &timed.shapes);
+    Ok((Case { shapes, ..timed.clone() }, sizes))
 }
 
 /// Size of a case as long as it is no burden to run again and again; 0 beyond.

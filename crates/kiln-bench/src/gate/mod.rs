@@ -12,7 +12,7 @@
 //! * inputs and cotangents the same afterwards, bit for bit, and the poison around them;
 //! * on a device taken for one with two multiprocessors and little memory too, so that small shapes reach
 //!   the plans of large ones; which plans were reached is part of the report;
-//! * calls whose dimensions are 0 in turn, right or refused;
+//! * calls whose dimensions are 0 in turn, right or refused for their shape;
 //! * right again after freed memory was filled with NaN, and the same bits as before;
 //! * kernel first and reference second, and the other way round, each time on fresh data, so that
 //!   an answer left in memory by the one is wrong for the other.
@@ -146,11 +146,11 @@ pub(crate) fn verify_as(
 
 /// The report of a row whose gate did not come to its end: red, for this reason.
 pub fn unfinished(row: &Row, device: &Device, why: String) -> Report {
-    empty(row.op, row.dtype, device, row.family).unfinished(why)
+    blank(row.op, row.dtype, device, row.family).unfinished(why)
 }
 
 /// A report of nothing yet.
-fn empty(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'static str>) -> Report {
+fn blank(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'static str>) -> Report {
     let Spec { name, differentiable, .. } = *op.spec();
     Report::new(name, dtype, device::name(device), candidate(op, device), family, differentiable)
 }
@@ -234,7 +234,7 @@ impl<'a> Gate<'a> {
             implementation: candidate(op, device),
             family: options.family,
             rng: ChaCha8Rng::seed_from_u64(options.seed),
-            report: empty(op, dtype, device, options.family),
+            report: blank(op, dtype, device, options.family),
         }
     }
 

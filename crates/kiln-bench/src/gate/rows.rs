@@ -51,13 +51,17 @@ impl Row {
 pub(super) const CASES_OF_A_PART: usize = 12;
 
 pub(super) fn parts(op: &dyn Operator, fuzz: usize) -> usize {
-    (cases(op, fuzz) - super::empty::cases(op).len()).div_ceil(CASES_OF_A_PART).max(1)
+    in_parts(op, fuzz).div_ceil(CASES_OF_A_PART).max(1)
 }
 
-/// How many cases that are: those of the registry, random ones, those with special numbers, and empty ones, which are all
-/// of the first part.
+/// Cases of the registry, random ones, and those with special numbers.
+fn in_parts(op: &dyn Operator, fuzz: usize) -> usize {
+    op.cases().len() + fuzz + super::fuzz::special(op).len()
+}
+
+/// How many cases that are, with the empty ones, which are all of the first part.
 pub fn cases(op: &dyn Operator, fuzz: usize) -> usize {
-    op.cases().len() + fuzz + super::fuzz::special(op).len() + super::empty::cases(op).len()
+    in_parts(op, fuzz) + super::empty::cases(op).len()
 }
 
 /// The rows of these operators on a device, in their order.

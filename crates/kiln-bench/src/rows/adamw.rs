@@ -143,7 +143,7 @@ impl Operator for Row {
         !left_out.contains(&special)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "D"]
     }
 

@@ -234,7 +234,7 @@ impl Operator for Row {
         !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "T"]
     }
 

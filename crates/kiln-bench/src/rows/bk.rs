@@ -163,6 +163,10 @@ impl Operator for Row {
         input == 1 || input == 2
     }
 
+    fn operations(&self, dims: &Dims) -> usize {
+        dims["B"][0] * dims["N"][0]
+    }
+
     fn fit(&self, dims: &mut Dims) {
         let rows = dims["B"][0];
         for name in ["Bb", "Bc", "Bz"] {
@@ -199,7 +203,7 @@ impl Operator for Row {
         !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &[]
     }
 

@@ -114,7 +114,7 @@ impl Operator for Row {
         true
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &[]
     }
 

@@ -88,7 +88,7 @@ impl Operator for Row {
         vec![replace(dims, "V", 600)]
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "T"]
     }
 

@@ -103,7 +103,7 @@ impl Operator for Row {
         super::shrink_batch(dims)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "M"]
     }
 

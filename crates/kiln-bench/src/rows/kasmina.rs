@@ -195,7 +195,7 @@ impl Operator for Row {
         }
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B"]
     }
 

@@ -182,7 +182,7 @@ impl Operator for Row {
         special != Special::Masked && (input, special) != ("mlps", Special::Infinities)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B"]
     }
 

@@ -115,7 +115,7 @@ impl Operator for Row {
         pairs
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &[]
     }
 

@@ -214,7 +214,7 @@ impl Operator for Row {
         case.with("alpha", super::pick(&mut number, &[1.0, 0.3, -0.7, 0.0]))
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "M", "N"]
     }
 

@@ -17,7 +17,7 @@ const fn input(name: &'static str, shape: &'static [&'static str]) -> InputSpec 
 /// What has a name of its own beside P, Q, M or N is that, or 1.
 const SPEC: Spec = Spec {
     name: "matmul_add",
-    formula: "y = alpha · a·b + beta · c, of stacks of matrices that broadcast",
+    formula: "y = alpha · a·b + beta · c; Qa is Q or 1, Pb is P or 1, and c has P, Q, M, N or 1 each",
     inputs: &[
         input("a", &["P", "Qa", "M", "K"]),
         input("b", &["Pb", "Q", "K", "N"]),
@@ -83,11 +83,10 @@ fn times(x: Bounded, factor: f64) -> Bounded {
     if factor == 1.0 { x } else { x * factor }
 }
 
-/// The gradient of an operand: what the matrices give it that read it, added up, as one product where a stack shares one
-/// matrix.
-fn summed(shares: Vec<Vec<Vec<Bounded>>>, alpha: f64) -> Vec<Bounded> {
+/// The gradient of an operand of matrices of so many elements: for each of them the sum of what those products give it that
+/// read it.
+fn summed(shares: Vec<Vec<Vec<Bounded>>>, elements: usize, alpha: f64) -> Vec<Bounded> {
     let one = |shares: Vec<Vec<Bounded>>| -> Vec<Bounded> {
-        let elements = shares.first().map_or(0, Vec::len);
         let sum = |i: usize| Bounded::sum(shares.iter().map(|share| times(share[i], alpha)));
         (0..elements).map(|i| sum(i).stored()).collect()
     };
@@ -136,12 +135,13 @@ impl Operator for Row {
         let [a, b, c] = call.inputs else { unreachable!("three inputs") };
         let [alpha, beta] = ["alpha", "beta"].map(|name| call.attributes.number(name));
         let sizes = Sizes::new(call);
-        let ([p, q], [m, k, n]) = (sizes.stack, sizes.matrix);
+        let ([p, _], [m, k, n]) = (sizes.stack, sizes.matrix);
         let count = |stack: [usize; 2]| stack.iter().product::<usize>();
         let mut of_a = vec![vec![]; count(sizes.stacks[0])];
         let mut of_b = vec![vec![]; count(sizes.stacks[1])];
         let mut of_c = vec![vec![]; c.values.len()];
-        let together = q == 1 && p > 1 && count(sizes.stacks[1]) == 1;
+        // One b for a stack: a sum over the stack is one product over all its rows.
+        let together = p > 1 && sizes.stacks[1] == [1, 1];
         if together {
             of_b[0].push(Bounded::product(&a.values, &dy[0].values, [k, p * m, n], [true, false]));
         }
@@ -160,23 +160,34 @@ impl Operator for Row {
             }
         }
         let of_c = of_c.into_iter().map(|terms| Bounded::sum(terms).stored()).collect();
-        let gradients = [summed(of_a, alpha), summed(of_b, alpha), of_c];
+        let gradients = [summed(of_a, m * k, alpha), summed(of_b, k * n, alpha), of_c];
         let pairs = gradients.into_iter().zip(call.inputs);
         pairs.map(|(of, input)| BoundedTensor::new(input.shape.clone(), of)).collect()
     }
 
-    // Of what is broadcast the products are summed up by Burn, and dC is.
+    // Of what is broadcast the products are summed up by Burn, and dC is. The rows of matmul see what kernels write.
     fn by_burn(&self) -> &'static [&'static str] {
         &["a", "b", "c"]
     }
 
+    fn operations(&self, dims: &Dims) -> usize {
+        ["P", "Q", "M", "K", "N"].map(|name| dims[name][0]).iter().product()
+    }
+
     fn fit(&self, dims: &mut Dims) {
         for name in ["P", "Q"] {
-            dims.entry(name).and_modify(|sizes| sizes[0] = sizes[0].min(sizes[0] % 3 + 1));
+            dims.entry(name).and_modify(|sizes| sizes[0] = sizes[0] % 3 + 1);
         }
         for (name, of) in SHARED {
             let size = if dims[name][0].is_multiple_of(2) { 1 } else { dims[of][0] };
             dims.insert(name, vec![size]);
+        }
+    }
+
+    fn zero(&self, dims: &mut Dims, dim: &'static str) {
+        dims.insert(dim, vec![0]);
+        for (name, _) in SHARED.into_iter().filter(|(_, of)| *of == dim) {
+            dims.entry(name).and_modify(|sizes| sizes[0] = if sizes[0] == 1 { 1 } else { 0 });
         }
     }
 
@@ -186,8 +197,7 @@ impl Operator for Row {
         case.with("alpha", alpha).with("beta", beta)
     }
 
-    // Of its stacks, and of rows and columns, what is 0 is so in all that broadcast along it.
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["P", "Q", "M", "N"]
     }
 
@@ -207,9 +217,10 @@ impl Operator for Row {
             case([1, 1], [128, 192, 256], &[]),
             // Stacks beside one another.
             case([2, 3], [33, 17, 65], &["Qa", "Pb"]).with("beta", 0.5),
-            case([3, 2], [24, 16, 40], &["Qa", "Pc", "Mc"]),
-            // One weight for a stack.
+            case([3, 2], [12, 16, 40], &["Qa", "Pc", "Mc"]),
+            // One weight for a stack, and several. The second is the largest small case, which may be without stacks or rows.
             case([3, 1], [40, 96, 136], &["Pb", "Pc", "Mc"]),
+            case([3, 2], [48, 16, 24], &["Pb", "Pc", "Mc"]),
             // K long and few tiles: in parts. The same with a thin side.
             case([1, 1], [16, 2056, 24], &[]).with("beta", -2),
             case([1, 1], [8, 2056, 264], &[]),

@@ -121,7 +121,7 @@ impl Operator for Row {
         shrink_tokens(dims)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "S"]
     }
 

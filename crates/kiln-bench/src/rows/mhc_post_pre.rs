@@ -205,7 +205,7 @@ impl Operator for Row {
         mhc_pre::takes(input, special)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "S"]
     }
 

@@ -193,7 +193,7 @@ impl Operator for Row {
         takes(input, special)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "S"]
     }
 

@@ -152,11 +152,11 @@ impl Operator for Row {
         case.with("coefficients", super::pick(&mut number, &["muon", "polar_express"]))
     }
 
-    // As those of newton_schulz: one step after the other is held to what it rounds.
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "M", "N"]
     }
 
+    // As those of newton_schulz: one step after the other is held to what it rounds.
     fn cases(&self) -> Vec<Case> {
         vec![
             case(&[1, 9], true, 1),

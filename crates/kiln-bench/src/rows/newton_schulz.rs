@@ -85,11 +85,11 @@ impl Operator for Row {
         case.with("coefficients", super::pick(&mut number, &["muon", "polar_express"]))
     }
 
-    // Bounds grow by what the steps multiply an error with: one step after the other is held to what it rounds.
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "M", "N"]
     }
 
+    // Bounds grow by what the steps multiply an error with: one step after the other is held to what it rounds.
     fn cases(&self) -> Vec<Case> {
         let case = |shape: &[usize], steps: usize| Case::new([shape]).with("steps", steps);
         let polar = |case: Case| case.with("coefficients", "polar_express");

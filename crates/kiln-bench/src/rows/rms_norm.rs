@@ -18,8 +18,8 @@ pub(super) const TRAIN: [[usize; 2]; 2] = [[32_768, 768], [16_384, 1024]];
 pub(super) const LARGE: [[usize; 2]; 5] =
     [[16_384, 4096], [32_768, 768], [8192, 8192], [4096, 16_384], [131_072, 128]];
 
-/// Widths of the gate: 1, primes, ragged tails, pitched rows, rows too wide for registers, none.
-pub(super) const GATE: [[usize; 2]; 16] = [
+/// Widths of the gate: 1, primes, ragged tails, pitched rows, rows too wide for registers.
+pub(super) const GATE: [[usize; 2]; 15] = [
     [1, 1],
     [5, 1],
     [3, 2],
@@ -35,7 +35,6 @@ pub(super) const GATE: [[usize; 2]; 16] = [
     [7, 4099],
     [3, 8192],
     [3, 65_536],
-    [0, 16],
 ];
 
 const SPEC: Spec = Spec {

@@ -6,7 +6,9 @@ use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use crate::spot::{self, Spot};
-use burn::tensor::{DType, Device, Tensor};
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
+use burn::tensor::{DType, Device};
 use kiln_ops::OpError;
 use kiln_ops::oracle::Bounded;
 use kiln_ops::rope::oracle;
@@ -111,19 +113,11 @@ impl Operator for Row {
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
-        let x = &call.inputs[0];
-        let offset = call.attributes.integer("offset") as usize;
-        let y =
-            oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options(call.attributes), offset);
-        vec![BoundedTensor::new(x.shape.clone(), y)]
+        rotated(call.inputs, call.attributes)
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
-        let shape = &call.inputs[0].shape;
-        let offset = call.attributes.integer("offset") as usize;
-        let options = options(call.attributes);
-        let dx = oracle::backward(&dy[0].values, [shape[2], shape[3]], &options, offset);
-        vec![BoundedTensor::new(shape.clone(), dx)]
+        turned_back(dy, call.attributes)
     }
 
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
@@ -163,7 +157,7 @@ impl Operator for Row {
         vec![]
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "H", "T"]
     }
 
@@ -205,4 +199,24 @@ pub(super) fn vary(case: Case, width: usize, number: &mut u64) -> Case {
         layout == "half" && width.is_multiple_of(4) && super::pick(number, &[true, false]);
     let case = case.with("base", base).with("layout", layout).with("truncated", truncated);
     case.with("offset", *number % 3000)
+}
+
+/// All of these, by the oracle.
+pub(super) fn rotated(inputs: &[BoundedTensor], attributes: &Attributes) -> Vec<BoundedTensor> {
+    let (options, offset) = (options(attributes), attributes.integer("offset") as usize);
+    let one = |x: &BoundedTensor| {
+        let y = oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options, offset);
+        BoundedTensor::new(x.shape.clone(), y)
+    };
+    inputs.iter().map(one).collect()
+}
+
+/// What cotangents of these are to what was rotated.
+pub(super) fn turned_back(dy: &[BoundedTensor], attributes: &Attributes) -> Vec<BoundedTensor> {
+    let (options, offset) = (options(attributes), attributes.integer("offset") as usize);
+    let one = |dy: &BoundedTensor| {
+        let dx = oracle::backward(&dy.values, [dy.shape[2], dy.shape[3]], &options, offset);
+        BoundedTensor::new(dy.shape.clone(), dx)
+    };
+    dy.iter().map(one).collect()
 }

@@ -1,11 +1,11 @@
 //! rope_qk: queries and keys in one launch.
 
-use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, options, table, vary};
+use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, rotated, table, turned_back, vary};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::DType;
 use kiln_ops::OpError;
-use kiln_ops::rope::{oracle, rope_qk};
+use kiln_ops::rope::rope_qk;
 
 pub(crate) struct Row;
 
@@ -13,7 +13,7 @@ const fn heads(name: &'static str, shape: &'static [&'static str]) -> InputSpec 
     InputSpec { name, shape, holds: Holds::Float, mean: 0.2, fan_in: None }
 }
 
-const fn rotated(name: &'static str, shape: &'static [&'static str]) -> OutputSpec {
+const fn output(name: &'static str, shape: &'static [&'static str]) -> OutputSpec {
     OutputSpec { name, shape, f32: false, constant: false }
 }
 
@@ -25,7 +25,7 @@ const SPEC: Spec = Spec {
     formula: "rope of queries and keys",
     inputs: &[heads("q", Q), heads("k", K)],
     attributes: &[BASE, LAYOUT, OFFSET, TRUNCATED],
-    outputs: &[rotated("rotated_q", Q), rotated("rotated_k", K)],
+    outputs: &[output("rotated_q", Q), output("rotated_k", K)],
     differentiable: true,
     kernel: true,
 };
@@ -44,23 +44,11 @@ impl Operator for Row {
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
-        let offset = call.attributes.integer("offset") as usize;
-        let options = options(call.attributes);
-        let rotated = |x: &BoundedTensor| {
-            let y = oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options, offset);
-            BoundedTensor::new(x.shape.clone(), y)
-        };
-        call.inputs.iter().map(rotated).collect()
+        rotated(call.inputs, call.attributes)
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
-        let offset = call.attributes.integer("offset") as usize;
-        let options = options(call.attributes);
-        let back = |dy: &BoundedTensor| {
-            let dx = oracle::backward(&dy.values, [dy.shape[2], dy.shape[3]], &options, offset);
-            BoundedTensor::new(dy.shape.clone(), dx)
-        };
-        dy.iter().map(back).collect()
+        turned_back(dy, call.attributes)
     }
 
     fn fit(&self, dims: &mut Dims) {
@@ -72,7 +60,7 @@ impl Operator for Row {
         vary(case, width, &mut number)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "H", "Hkv", "T"]
     }
 

@@ -94,7 +94,7 @@ impl Operator for Row {
         vary(case.with("heads", heads).with("kv_heads", kv_heads), width, &mut number)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["B", "T"]
     }
 

@@ -46,7 +46,7 @@ impl Operator for Row {
         spot::sum_squares(spot)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "D"]
     }
 

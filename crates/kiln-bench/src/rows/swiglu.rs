@@ -75,7 +75,7 @@ impl Operator for Row {
         super::shrink_rows(dims)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "F"]
     }
 

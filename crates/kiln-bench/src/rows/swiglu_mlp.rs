@@ -104,7 +104,7 @@ impl Operator for Row {
         spot::swiglu_mlp(self, spot)
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &["...", "D", "F"]
     }
 

@@ -110,7 +110,7 @@ impl Operator for Broken {
         vec![dx, dw]
     }
 
-    fn empty(&self) -> &'static [&'static str] {
+    fn may_be_zero(&self) -> &'static [&'static str] {
         &[]
     }
 

@@ -96,7 +96,7 @@ impl AttentionOptions {
 ///
 /// * `q`: `[B, H, T, D]`; `k`, `v`: `[B, Hkv, S, D]`, H a multiple of Hkv; query head h reads head
 ///   h div (H/Hkv). f32, bf16 or f16, all the same; any strides, so a swapped `[B, T, H, D]` is read where it
-///   is.
+///   is. B and T may be 0.
 ///
 /// Returns `[B, H, T, D]`, in memory in the order of `q`; the softmax is f32. A query that sees no key (causal,
 /// T > S) gives 0 and no gradient.
@@ -135,7 +135,7 @@ pub fn attention_documents(
 /// [`attention`] of queries, keys and values that one product has left in one tensor, read where they are.
 ///
 /// * `qkv`: `[B, T, (H + 2·Hkv)·D]`: the H = `heads` heads of the queries, the `kv_heads` of the keys, those of
-///   the values.
+///   the values; T at least 1.
 /// * `documents`: packed documents, if any, as in [`attention_documents`].
 ///
 /// Returns `[B, T, H·D]`. The gradient is one tensor too.

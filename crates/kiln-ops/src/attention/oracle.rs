@@ -80,7 +80,7 @@ pub fn backward<N: Number>(
     let size = d.rows() * d.width;
     let (mut dq, mut dk, mut dv) = (vec![], vec![], vec![]);
     // Of no queries there still are keys.
-    for group in 0..k.len() / (d.keys * d.width) {
+    for group in 0..d.batch * d.kv_heads {
         let [q, dy] = [q, dy].map(|of| &of[group * size..(group + 1) * size]);
         let [k, v] = [k, v].map(|of| d.keys_of(of, group));
         // Probabilities and gradients of the scores, a row for each query of the group.

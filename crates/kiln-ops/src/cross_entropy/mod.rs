@@ -53,8 +53,8 @@ impl Default for CrossEntropyOptions {
 
 /// Mean of logsumexp(logits) − logits\[target\].
 ///
-/// * `logits`: `[M, V]`, f32, bf16 or f16, rows at any distance; `targets`: `[M]`, 0 to V − 1 or
-///   `ignore_index`.
+/// * `logits`: `[M, V]`, M and V at least 1, f32, bf16 or f16, rows at any distance; `targets`: `[M]`,
+///   0 to V − 1 or `ignore_index`.
 ///
 /// Returns `[1]` in f32; arithmetic is f32. The gradient flows to `logits`. Sums have a fixed
 /// order, so two runs agree bit for bit.

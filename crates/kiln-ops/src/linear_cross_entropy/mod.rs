@@ -39,7 +39,7 @@ fn rows_of(bytes: usize, rows: usize, classes: usize, dtype: DType) -> usize {
 /// Mean of logsumexp(x·weight) − (x·weight)\[target\].
 ///
 /// * `x`: `[M, D]`, f32, bf16 or f16; `weight`: `[D, V]`, the same element type; `targets`: `[M]`,
-///   0 to V − 1 or `ignore_index`.
+///   0 to V − 1 or `ignore_index`. M, D and V are at least 1.
 ///
 /// Returns `[1]` in f32.
 ///

@@ -59,7 +59,7 @@ impl Default for MatmulOptions {
 
 /// alpha · `a` · `b`.
 ///
-/// * `a`: `[..., M, K]`, f32, bf16 or f16, of rank 2 or more, any strides; K at least 1.
+/// * `a`: `[..., M, K]`, f32, bf16 or f16, of rank 2 or more, any strides; K at least 1, the others may be 0.
 /// * `b`: `[..., K, N]` in the element type of `a`. Leading dimensions broadcast.
 ///
 /// Returns `[..., M, N]` in the element type of `a` or in that of the options. The gradients are

@@ -31,6 +31,7 @@ pub const MAX_STREAMS: usize = 8;
 /// Mixes the streams of each token and adds a layer's output to them.
 ///
 /// * `x`: the streams, `[B, S, n, D]`, f32, bf16 or f16, n from 1 to [`MAX_STREAMS`], D at least 1; any strides.
+///   B and S may be 0.
 /// * `f`: the layer's output, `[B, S, D]`, in the element type of `x`; any strides.
 /// * `h_post`: `[B, S, n]`, f32.
 /// * `h_res`: `[B, S, n, n]`, f32.

@@ -65,7 +65,7 @@ pub struct MhcPre {
 
 /// The layer's input and the weights that [`mhc_post`](fn@crate::mhc_post::mhc_post) takes, from a token's streams.
 ///
-/// * `x`: `[B, S, n, D]`, f32, bf16 or f16, n from 1 to [`MAX_STREAMS`], D at least 1.
+/// * `x`: `[B, S, n, D]`, f32, bf16 or f16, n from 1 to [`MAX_STREAMS`], D at least 1; B and S may be 0.
 /// * `phi`: `[n² + 2n, n·D]`, f32: n rows for h_pre, n for h_post, n² for h_res, which are its rows one after another.
 /// * `alpha`: `[3]`, f32, for the three.
 /// * `bias`: `[n² + 2n]`, f32.

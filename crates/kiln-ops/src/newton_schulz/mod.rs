@@ -81,7 +81,7 @@ impl Default for NewtonSchulzOptions {
 
 /// The matrices of `g` with their singular values taken towards 1.
 ///
-/// * `g`: `[..., M, N]` of rank 2 or more, f32, bf16 or f16, any strides.
+/// * `g`: `[..., M, N]` of rank 2 or more, f32, bf16 or f16, any strides; every size may be 0.
 ///
 /// Returns `[..., M, N]` in the element type of `g`, in which what each product makes is stored; sums are f32. The result
 /// is a constant: no gradient flows to `g`. A matrix of zeros stays one; one whose squares leave f32 is not scaled

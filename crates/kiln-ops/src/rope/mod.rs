@@ -168,7 +168,7 @@ impl RopeTable {
 /// Rotates the heads in `x` by their positions, the first of which is `offset`.
 ///
 /// * `x`: `[B, H, T, D]`, f32, bf16 or f16, D even; any strides, so a swapped `[B, T, H, D]` is read
-///   where it is.
+///   where it is. B, H and T may be 0.
 /// * `table`: for heads of width D, with at least `offset` + T positions.
 ///
 /// Returns `[B, H, T, D]` in the element type of `x`; arithmetic is f32. The gradient flows to `x`.

@@ -26,7 +26,7 @@ const OP: &str = "swiglu_mlp";
 /// (silu(x · w_gate) · (x · w_up)) · w_down.
 ///
 /// * `x`: `[..., D]`, f32, bf16 or f16, of rank 2 or more.
-/// * `w_gate`, `w_up`: `[D, F]`; `w_down`: `[F, D]`; the element type of `x`.
+/// * `w_gate`, `w_up`: `[D, F]`; `w_down`: `[F, D]`; the element type of `x`. Every size may be 0.
 ///
 /// Returns `[..., D]` in the element type of `x`.
 ///

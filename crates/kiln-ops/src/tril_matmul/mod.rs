@@ -24,8 +24,8 @@ const OP: &str = "tril_matmul";
 
 /// tril(tril(`a`) · tril(`b`)).
 ///
-/// * `a`, `b`: `[..., N, N]` of one shape, f32, bf16 or f16, any strides. What stands above their
-///   diagonals, NaN included, is never read as a number.
+/// * `a`, `b`: `[..., N, N]` of one shape, N at least 1, f32, bf16 or f16, any strides. What stands above
+///   their diagonals, NaN included, is never read as a number.
 ///
 /// Returns `[..., N, N]` in the element type of the inputs, with zeros above the diagonals, as have
 /// the gradients.

@@ -4,7 +4,7 @@
 #[cfg(feature = "cube")]
 mod fingerprint;
 
-use super::{Check, Report, candidate, empty, execute::caught, fuzz, on_family};
+use super::{Check, Report, blank, candidate, execute::caught, fuzz, on_family};
 use crate::bench::{Maker, parts};
 use crate::host::{self, Input};
 use crate::operator::with_saved;
@@ -26,7 +26,7 @@ pub fn stress(
     family: Option<&'static str>,
     repeats: usize,
 ) -> Report {
-    let mut report = empty(op, dtype, device, family);
+    let mut report = blank(op, dtype, device, family);
     for check in Check::ALL.into_iter().filter(|check| *check != Check::Repeat) {
         report.leave_out(check);
     }

@@ -107,7 +107,7 @@ fn write_found(
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 struct Places {
-    /// Weights and what is as they are: where all of it begins.
+    /// The first matrix of weights, and with it all of shared memory.
     weights: u32,
     /// Biases of its pairs of hidden units.
     biases: u32,
