@@ -148,7 +148,7 @@ fn a_call_that_is_wrong_gets_no_time() {
     // What was verified is what is timed, and all of it.
     let part = gate::verify(&op, DType::F32, &device, gate::Options { fuzz: 0, ..plan.gate() });
     let error = bench(&op, &part, &plan, &device, &mut run, &mut |_| {}).unwrap_err();
-    let [some, all] = [0, plan.gate().fuzz].map(|fuzz| gate::cases(&op, fuzz));
+    let [some, all] = [0, plan.gate().fuzz].map(|fuzz| gate::cases(&op, fuzz, &device));
     assert!(some < all, "{some} of {all}");
     let found = format!("the gate verified {some} cases of matmul f32 (as it runs)");
     assert!(error.starts_with(&found), "{error}");

@@ -198,9 +198,11 @@ impl Operator for Row {
         vec![replace(dims, "N", length)]
     }
 
-    // Which parts of complex numbers are infinite, or no numbers, hangs on how products are made.
-    fn takes(&self, _input: &str, special: Special) -> bool {
-        !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
+    // Which parts of complex numbers are infinite, or no numbers, hangs on how products are made. A real z may be an
+    // eigenvalue, or as near to one as to have no bound.
+    fn takes(&self, input: &str, special: Special) -> bool {
+        let real = input == "z" && matches!(special, Special::Zeros | Special::Subnormals);
+        !real && !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -1,7 +1,7 @@
 //! matmul_add, with operands and C that are broadcast.
 
 use crate::attributes::{Attribute, Kind};
-use crate::host::BoundedTensor;
+use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
 use burn::tensor::DType;
 use kiln_ops::OpError;
@@ -163,6 +163,23 @@ impl Operator for Row {
         let gradients = [summed(of_a, m * k, alpha), summed(of_b, k * n, alpha), of_c];
         let pairs = gradients.into_iter().zip(call.inputs);
         pairs.map(|(of, input)| BoundedTensor::new(input.shape.clone(), of)).collect()
+    }
+
+    fn refuse(&self, inputs: &[HostTensor]) -> Result<(), String> {
+        let dims =
+            SPEC.dims(&inputs.iter().map(|input| input.shape.clone()).collect::<Vec<_>>())?;
+        for (name, of) in SHARED {
+            let (size, whole) = (dims[name][0], dims[of][0]);
+            if size != 1 && size != whole {
+                let input = SPEC.inputs.iter().find(|input| input.shape.contains(&name));
+                let input = input.map_or("", |input| input.name);
+                return Err(format!(
+                    "{}: `{input}` has {name} = {size}, expected {of} = {whole} or 1",
+                    SPEC.name
+                ));
+            }
+        }
+        Ok(())
     }
 
     // Of what is broadcast the products are summed up by Burn, and dC is. The rows of matmul see what kernels write.

@@ -15,7 +15,8 @@ const QKV: &[&str] = &["B", "T", "W"];
 
 const SPEC: Spec = Spec {
     name: "rope_qkv",
-    formula: "rope of the heads of queries and of keys in [queries | keys | values]",
+    formula: "rope of the heads of queries and of keys in [queries | keys | values]; \
+              W is (heads + 2·kv_heads)·D",
     inputs: &[InputSpec { name: "qkv", shape: QKV, holds: Holds::Float, mean: 0.2, fan_in: None }],
     attributes: &[
         BASE,
@@ -64,7 +65,16 @@ impl Operator for Row {
         let qkv = call.float::<3>(0);
         let [heads, kv_heads] = heads(call.attributes);
         let [_, length, all] = qkv.dims();
-        let width = all / (heads + 2 * kv_heads);
+        let total = kv_heads.saturating_mul(2).saturating_add(heads);
+        if all == 0 || !all.is_multiple_of(total) {
+            return Err(OpError::Shape {
+                op: SPEC.name,
+                tensor: "qkv",
+                found: qkv.dims().to_vec(),
+                expected: format!("[B, T, W], W a multiple of heads + 2·kv_heads = {total}"),
+            });
+        }
+        let width = all / total;
         let table = table([length, width], call.attributes, qkv.device().inner())?;
         Ok(vec![rope_qkv(qkv, heads, kv_heads, &table, 0)?.into()])
     }

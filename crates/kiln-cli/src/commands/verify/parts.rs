@@ -40,7 +40,9 @@ impl<'a> Parts<'a> {
         opened: &'a Opened,
         Options { seed, fuzz, .. }: Options,
     ) -> Self {
-        Self::of_rows(ops, opened, Does::Verify { seed, fuzz }, |row| row.parts(fuzz))
+        Self::of_rows(ops, opened, Does::Verify { seed, fuzz }, |row| {
+            row.parts(fuzz, &opened.device)
+        })
     }
 
     /// For [stress](gate::stress), by so many calls: a row is one part.
