@@ -1,11 +1,9 @@
 //! The chunks of dx, and what the other gradients are made of.
 
 use super::super::{
-    CubeTensor, LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share, weights,
+    CubeTensor, LEFT, Rows, Sizes, SizesLaunch, Wanted, Weights, left, record, share, weights,
 };
-use super::weights::{
-    Layout, PARTS, add_halves, add_weights, keep_features, rows_of_warp, write_weights,
-};
+use super::weights::{Layout, PARTS, add_weights, keep_both, rows_of_warp, write_sums};
 use super::*;
 use crate::kasmina::backend::Blueprints;
 use crate::kasmina::kernel::mlp_of;
@@ -103,6 +101,65 @@ fn write_found(
     }
 }
 
+/// So many sums of nothing.
+#[cube]
+fn zeros(#[comptime] count: usize) -> Array<Vector<f32, Const<4>>> {
+    let mut sums = Array::<Vector<f32, Const<4>>>::new(count);
+    #[unroll]
+    for i in 0..count {
+        sums[i] = Vector::new(0.0f32);
+    }
+    sums
+}
+
+/// Puts zeros where a lane adds up.
+#[cube]
+fn begin_sums(
+    of_weights: &mut Array<Vector<f32, Const<4>>>,
+    of_biases: &mut Array<Vector<f32, Const<4>>>,
+    of_outputs: &mut Array<f32>,
+    of_alpha: &mut Array<f32>,
+    #[comptime] plan: Plan,
+) {
+    #[unroll]
+    for i in 0..2usize {
+        of_alpha[i] = 0.0f32;
+    }
+    #[unroll]
+    for i in 0..comptime!(PARTS * plan.width / 8) {
+        of_weights[i] = Vector::new(0.0f32);
+    }
+    #[unroll]
+    for i in 0..PARTS {
+        of_biases[i] = Vector::new(0.0f32);
+    }
+    #[unroll]
+    for i in 0..comptime!(8 * plan.groups()) {
+        of_outputs[i] = 0.0f32;
+    }
+}
+
+/// Puts the weights and biases of an MLP where a cube reads them.
+#[cube]
+fn pack<E: Float>(
+    mlps: &[E],
+    at: &Weights,
+    of: &MlpSeed,
+    wide: usize,
+    widest: usize,
+    shared: &mut Shared<[u32]>,
+    bias: &mut Shared<[f32]>,
+    #[comptime] plan: Plan,
+) {
+    let (width, words) = comptime!((plan.width, plan.words()));
+    pack_rows::<E>(mlps, at.first, widest, wide, of.size, shared, 0usize, plan);
+    pack_rows::<E>(mlps, at.second, widest, wide, of.size, shared, words, plan);
+    let third = comptime!(2 * words);
+    pack_columns::<E>(mlps, at.first, widest, wide, of.size, shared, third, plan);
+    pack_bias::<E>(mlps, at.first_bias, wide, bias, 0usize, comptime!(2 * width));
+    pack_bias::<E>(mlps, at.second_bias, of.size, bias, comptime!(2 * width), width);
+}
+
 /// Where a lane finds things in shared memory.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
@@ -195,7 +252,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
     #[comptime] wanted: Wanted,
     #[define(E, W, I)] _dtypes: [ElemType; 3],
 ) {
-    let (width, words, groups) = comptime!((plan.width, plan.words(), plan.groups()));
+    let (width, groups) = comptime!((plan.width, plan.groups()));
     let layout = comptime!(Layout { width: plan.width });
     let place = place_of::<W, I>(garden, &sizes);
     let of = mlp_of::<W, I>(garden, place.seed, sizes.mlps);
@@ -210,12 +267,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
         let mut bias = Shared::<[f32]>::new_aligned_slice(comptime!(3 * width), 8usize);
         let at = weights(of.mlp, sizes.widest);
         let wide = 2 * of.size;
-        pack_rows::<E>(mlps, at.first, sizes.widest, wide, of.size, &mut shared, 0usize, plan);
-        pack_rows::<E>(mlps, at.second, sizes.widest, wide, of.size, &mut shared, words, plan);
-        let third = comptime!(2 * words);
-        pack_columns::<E>(mlps, at.first, sizes.widest, wide, of.size, &mut shared, third, plan);
-        pack_bias::<E>(mlps, at.first_bias, wide, &mut bias, 0usize, comptime!(2 * width));
-        pack_bias::<E>(mlps, at.second_bias, of.size, &mut bias, comptime!(2 * width), width);
+        pack::<E>(mlps, &at, &of, wide, sizes.widest, &mut shared, &mut bias, plan);
         sync_cube();
         let base = unknown(generic_to_shared::<u32>(shared.as_ptr()));
         let zero = unknown(0u32);
@@ -225,28 +277,13 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
         let wide_pitch = comptime!(layout.wide_pitch() as u32);
         let hidden = unknown(base + own * wide_pitch + pair * 2);
         let places = Places { weights: base, biases, hidden };
-        let own_weights = rows_of_warp(warp, layout);
+        let part = rows_of_warp(warp, layout);
         let mut of_weights = Array::<Vector<f32, Const<4>>>::new(comptime!(PARTS * width / 8));
         let mut of_biases = Array::<Vector<f32, Const<4>>>::new(PARTS);
         let mut of_outputs = Array::<f32>::new(comptime!(8 * groups));
         let mut of_alpha = Array::<f32>::new(2usize);
         if comptime!(wanted.sums) {
-            #[unroll]
-            for i in 0..2usize {
-                of_alpha[i] = 0.0f32;
-            }
-            #[unroll]
-            for i in 0..comptime!(PARTS * width / 8) {
-                of_weights[i] = Vector::new(0.0f32);
-            }
-            #[unroll]
-            for i in 0..PARTS {
-                of_biases[i] = Vector::new(0.0f32);
-            }
-            #[unroll]
-            for i in 0..comptime!(8 * groups) {
-                of_outputs[i] = 0.0f32;
-            }
+            begin_sums(&mut of_weights, &mut of_biases, &mut of_outputs, &mut of_alpha, plan);
         }
         // Of 16 hidden units each, and of an aligned chunk no more than there are. Not known before, so that the loop is not
         // unrolled, which takes too many registers.
@@ -257,29 +294,12 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
             if comptime!(wanted.sums) {
                 add_outputs(&mut of_alpha, &mut of_outputs, &held_x, &held_dy, plan);
                 if of.trains {
-                    keep_features(
-                        &held_x,
-                        base + comptime!(layout.features(0) as u32),
-                        own,
-                        layout,
-                        plan,
-                    );
-                    keep_features(
-                        &held_dy,
-                        base + comptime!(layout.features(1) as u32),
-                        own,
-                        layout,
-                        plan,
-                    );
+                    keep_both(&held_x, &held_dy, base, own, layout, plan);
                 }
             }
             let of_x = operands(&held_x, zero, plan);
             let of_dy = operands(&held_dy, zero, plan);
-            let mut out = Array::<Vector<f32, Const<4>>>::new(comptime!(4 * groups));
-            #[unroll]
-            for i in 0..comptime!(4 * groups) {
-                out[i] = Vector::new(0.0f32);
-            }
+            let mut out = zeros(comptime!(4 * groups));
 
             for step in 0..steps {
                 through_units(
@@ -305,14 +325,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
             held_dy = load_rows::<E>(dy, sizes.dy, row + ROWS, place.end, &of, plan);
             if comptime!(wanted.sums) && of.trains {
                 sync_cube();
-                add_weights(
-                    &mut of_weights,
-                    &mut of_biases,
-                    base,
-                    &own_weights,
-                    layout,
-                    plan.float,
-                );
+                add_weights(&mut of_weights, &mut of_biases, base, &part, layout, plan.float);
                 sync_cube();
             }
         }
@@ -332,21 +345,17 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
                 plan,
             );
             if of.trains {
-                if comptime!(layout.halves() > 1) {
-                    add_halves(&mut of_weights, &mut of_biases, &mut shared, &own_weights, layout);
-                }
-                if own_weights.half == 0 {
-                    write_weights(
-                        &of_weights,
-                        &of_biases,
-                        left,
-                        to,
-                        &of,
-                        sizes.widest,
-                        &own_weights,
-                        layout,
-                    );
-                }
+                write_sums(
+                    &mut of_weights,
+                    &mut of_biases,
+                    &mut shared,
+                    left,
+                    to,
+                    &of,
+                    sizes.widest,
+                    &part,
+                    layout,
+                );
             }
         }
     }

@@ -55,7 +55,7 @@ pub(super) const PARTS: usize = 2;
 
 /// Puts a lane's features of the row `own` and of that eight further down where gradients of weights are made of them.
 #[cube]
-pub(super) fn keep_features(
+fn keep_features(
     words: &Array<u32>,
     to: u32,
     own: u32,
@@ -68,6 +68,20 @@ pub(super) fn keep_features(
         let at = to + eight_at(row, eight + UNIT_POS % 4, layout);
         store_16_shared(at, four_of(words, comptime!(4 * i)));
     }
+}
+
+/// Puts a lane's x and dy there.
+#[cube]
+pub(super) fn keep_both(
+    x: &Array<u32>,
+    dy: &Array<u32>,
+    base: u32,
+    own: u32,
+    #[comptime] layout: Layout,
+    #[comptime] plan: Plan,
+) {
+    keep_features(x, base + comptime!(layout.features(0) as u32), own, layout, plan);
+    keep_features(dy, base + comptime!(layout.features(1) as u32), own, layout, plan);
 }
 
 /// Where eight features of a row lie: those that eight rows have at one place are in different banks, and those that two
@@ -164,7 +178,7 @@ pub(super) fn rows_of_warp(warp: usize, #[comptime] layout: Layout) -> WarpRows 
 /// Adds to what the first warps have what the others have of the second half of the rows, through the memory of hidden
 /// units.
 #[cube]
-pub(super) fn add_halves(
+fn add_halves(
     of_weights: &mut Array<Vector<f32, Const<4>>>,
     of_biases: &mut Array<Vector<f32, Const<4>>>,
     shared: &mut Shared<[u32]>,
@@ -216,7 +230,7 @@ fn four_sums(
 /// Writes a warp's part of the gradients of weights, and of the hidden units' biases.
 #[cube]
 #[allow(clippy::manual_is_multiple_of)] // kernels have no such method
-pub(super) fn write_weights(
+fn write_weights(
     of_weights: &Array<Vector<f32, Const<4>>>,
     of_biases: &Array<Vector<f32, Const<4>>>,
     left: &mut [f32],
@@ -254,5 +268,26 @@ pub(super) fn write_weights(
                 }
             }
         }
+    }
+}
+
+/// Writes what the warps of a cube have of the gradients of weights, and of the hidden units' biases.
+#[cube]
+pub(super) fn write_sums(
+    of_weights: &mut Array<Vector<f32, Const<4>>>,
+    of_biases: &mut Array<Vector<f32, Const<4>>>,
+    shared: &mut Shared<[u32]>,
+    left: &mut [f32],
+    to: usize,
+    of: &MlpSeed,
+    widest: usize,
+    own: &WarpRows,
+    #[comptime] layout: Layout,
+) {
+    if comptime!(layout.halves() > 1) {
+        add_halves(of_weights, of_biases, shared, own, layout);
+    }
+    if own.half == 0 {
+        write_weights(&*of_weights, &*of_biases, left, to, of, widest, own, layout);
     }
 }

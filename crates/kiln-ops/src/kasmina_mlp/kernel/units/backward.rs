@@ -167,6 +167,55 @@ fn write_weights(
     }
 }
 
+/// Puts zeros where a unit adds up.
+#[cube]
+fn begin_sums(of_first: &mut Array<f32>, of_second: &mut Array<f32>, #[comptime] plan: Plan) {
+    #[unroll]
+    for i in 0..comptime!(16 * plan.tiles()) {
+        of_first[i] = 0.0f32;
+        of_second[i] = 0.0f32;
+    }
+}
+
+/// Adds up what the units of a cube have, in the first place.
+#[cube]
+fn add_up(shared: &mut Shared<[f32]>, #[comptime] plan: Plan) {
+    let unit = UNIT_POS as usize;
+    sync_cube();
+    #[unroll]
+    for level in 0..comptime!(plan.units.ilog2()) {
+        let half = comptime!((plan.units >> (level + 1)) as usize);
+        if unit < half {
+            let sum = shared[unit] + shared[unit + half];
+            shared[unit] = sum;
+        }
+        sync_cube();
+    }
+}
+
+/// Writes what a cube has of the gradients of an MLP.
+#[cube]
+fn write_sums(
+    of_first: &Array<f32>,
+    of_second: &Array<f32>,
+    of_biases: (f32, f32),
+    left: &mut [f32],
+    to: usize,
+    widest: usize,
+    of: &MlpSeed,
+    #[comptime] plan: Plan,
+) {
+    let (unit, wide) = (UNIT_POS as usize, 2 * of.size);
+    let base = weights(0usize, widest);
+    write_weights(of_first, of_second, left, to, widest, base.second, of, plan);
+    if unit < wide {
+        left[to + base.first_bias + unit] = of.alpha * of_biases.0;
+    }
+    if unit < of.size {
+        left[to + base.second_bias + unit] = of.alpha * of_biases.1;
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<E: Float, W: Float, I: Int>(
     x: &[E],
@@ -197,11 +246,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
     // dW₁ and dW₂ᵀ, 4×4 each.
     let mut of_first = Array::<f32>::new(comptime!(16 * tiles));
     let mut of_second = Array::<f32>::new(comptime!(16 * tiles));
-    #[unroll]
-    for i in 0..comptime!(16 * tiles) {
-        of_first[i] = 0.0f32;
-        of_second[i] = 0.0f32;
-    }
+    begin_sums(&mut of_first, &mut of_second, plan);
     let mut of_first_bias = f32::new(0.0);
     let mut of_second_bias = f32::new(0.0);
     let mut of_alpha = f32::new(0.0);
@@ -279,30 +324,15 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
     if comptime!(wanted.sums) {
         let mut shared = Shared::<[f32]>::new_slice(units);
         shared[unit] = of_alpha;
-        sync_cube();
-        #[unroll]
-        for level in 0..comptime!(plan.units.ilog2()) {
-            let half = comptime!((plan.units >> (level + 1)) as usize);
-            if unit < half {
-                let sum = shared[unit] + shared[unit + half];
-                shared[unit] = sum;
-            }
-            sync_cube();
-        }
+        add_up(&mut shared, plan);
         if of.contributes && part < sizes.parts {
             let to = (part * garden.seeds + seed) * record;
             if unit == 0 {
                 left[to + record - 1] = shared[0];
             }
             if of.trains {
-                let base = weights(0usize, sizes.widest);
-                write_weights(&of_first, &of_second, left, to, step, base.second, &of, plan);
-                if unit < wide {
-                    left[to + base.first_bias + unit] = of.alpha * of_first_bias;
-                }
-                if unit < of.size {
-                    left[to + base.second_bias + unit] = of.alpha * of_second_bias;
-                }
+                let biases = (of_first_bias, of_second_bias);
+                write_sums(&of_first, &of_second, biases, left, to, step, &of, plan);
             }
         }
     }
