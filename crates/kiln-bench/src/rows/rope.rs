@@ -113,11 +113,11 @@ impl Operator for Row {
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
-        rotated(call.inputs, call.attributes)
+        turned(call.inputs, call.attributes, oracle::forward)
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
-        turned_back(dy, call.attributes)
+        turned(dy, call.attributes, oracle::backward)
     }
 
     fn spot(&self, spot: &Spot<'_>) -> Result<(), String> {
@@ -201,22 +201,16 @@ pub(super) fn vary(case: Case, width: usize, number: &mut u64) -> Case {
     case.with("offset", *number % 3000)
 }
 
-/// All of these, by the oracle.
-pub(super) fn rotated(inputs: &[BoundedTensor], attributes: &Attributes) -> Vec<BoundedTensor> {
+/// What one of the oracle's functions makes of each of these.
+pub(super) fn turned(
+    tensors: &[BoundedTensor],
+    attributes: &Attributes,
+    turn: impl Fn(&[Bounded], [usize; 2], &RopeOptions, usize) -> Vec<Bounded>,
+) -> Vec<BoundedTensor> {
     let (options, offset) = (options(attributes), attributes.integer("offset") as usize);
     let one = |x: &BoundedTensor| {
-        let y = oracle::forward(&x.values, [x.shape[2], x.shape[3]], &options, offset);
+        let y = turn(&x.values, [x.shape[2], x.shape[3]], &options, offset);
         BoundedTensor::new(x.shape.clone(), y)
     };
-    inputs.iter().map(one).collect()
-}
-
-/// What cotangents of these are to what was rotated.
-pub(super) fn turned_back(dy: &[BoundedTensor], attributes: &Attributes) -> Vec<BoundedTensor> {
-    let (options, offset) = (options(attributes), attributes.integer("offset") as usize);
-    let one = |dy: &BoundedTensor| {
-        let dx = oracle::backward(&dy.values, [dy.shape[2], dy.shape[3]], &options, offset);
-        BoundedTensor::new(dy.shape.clone(), dx)
-    };
-    dy.iter().map(one).collect()
+    tensors.iter().map(one).collect()
 }

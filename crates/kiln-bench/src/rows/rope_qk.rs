@@ -1,11 +1,11 @@
 //! rope_qk: queries and keys in one launch.
 
-use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, rotated, table, turned_back, vary};
+use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, table, turned, vary};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::DType;
 use kiln_ops::OpError;
-use kiln_ops::rope::rope_qk;
+use kiln_ops::rope::{oracle, rope_qk};
 
 pub(crate) struct Row;
 
@@ -44,11 +44,11 @@ impl Operator for Row {
     }
 
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
-        rotated(call.inputs, call.attributes)
+        turned(call.inputs, call.attributes, oracle::forward)
     }
 
     fn oracle_backward(&self, call: &HostCall<'_>, dy: &[BoundedTensor]) -> Vec<BoundedTensor> {
-        turned_back(dy, call.attributes)
+        turned(dy, call.attributes, oracle::backward)
     }
 
     fn fit(&self, dims: &mut Dims) {
