@@ -397,6 +397,12 @@ pub trait Operator: Sync {
         &[]
     }
 
+    /// Whether its kernels can write a result in the place of a tensor that nobody else holds: on CUDA the gate wants
+    /// to see that.
+    fn in_place(&self) -> bool {
+        false
+    }
+
     /// Whether its kernels take inputs of these shapes; `auto` is the reference where they do not.
     fn kernels_take(&self, _shapes: &[Vec<usize>]) -> bool {
         true

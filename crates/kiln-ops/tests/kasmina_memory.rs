@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor};
 use kiln_ops::prelude::*;
 use kiln_test::cupti::driver_calls;
 
-#[path = "common/basics.rs"]
-mod basics;
+#[allow(dead_code)] // of what the tests share
+mod common;
 
 /// One test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -57,8 +57,7 @@ impl Layer {
 #[test]
 fn memory_stays() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let _ = basics::numbers(1, 1, 0.0);
-    for device in basics::devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in common::devices().into_iter().filter(kiln_ops::device::is_cube) {
         let layer = Layer::new(&device);
         let run = |times: usize| {
             for _ in 0..times {

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kiln_ops::prelude::*;
 
-#[allow(dead_code, unused_imports)] // of what the tests share
+#[allow(dead_code)] // of what the tests share
 mod common;
 
 use common::{assert_near, devices, values};

@@ -341,7 +341,7 @@ impl<'a> Workload<'a> {
     /// Makes one call under an audit: memory that a kernel does not write may hold the right answer of the call
     /// before.
     pub(super) fn audit(&self, implementation: Implementation) -> Result<(), String> {
-        let (made, gate::Audited { errors, .. }) = gate::audited(false, || {
+        let (made, gate::Audited { errors, .. }) = gate::audited(self.device, false, || {
             let made = self.make(1, implementation)?;
             self.device.sync().map_err(|e| format!("{e:?}"))?;
             Ok::<_, String>(made)

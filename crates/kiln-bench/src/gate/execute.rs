@@ -304,10 +304,12 @@ pub(crate) struct Audited {
     pub(crate) errors: Vec<(Check, String)>,
 }
 
-/// Runs `f` under an audit of kernel outputs; `in_place`: with those that can be in the places of inputs.
+/// Runs `f` on a device under an audit of kernel outputs; `in_place`: with those that can be in the places of inputs.
 #[cfg(feature = "cube")]
-pub(crate) fn audited<T>(in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) {
+pub(crate) fn audited<T>(device: &Device, in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) {
     use kiln_ops::launch::audit::Audit;
+    // Burn may still have put off what was called before. A device that is lost is found by `f`.
+    let _ = device.sync();
     let audit = if in_place { Audit::begin_in_place() } else { Audit::begin() };
     let result = f();
     let places = audit.places();
@@ -328,7 +330,7 @@ pub(crate) fn audited<T>(in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) 
 
 /// Runs `f`: without a CubeCL device there are no kernels to audit.
 #[cfg(not(feature = "cube"))]
-pub(crate) fn audited<T>(_in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) {
+pub(crate) fn audited<T>(_: &Device, _in_place: bool, f: impl FnOnce() -> T) -> (T, Audited) {
     (f(), Audited { buffers: vec![], places: 0, errors: vec![] })
 }
 

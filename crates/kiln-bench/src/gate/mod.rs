@@ -119,6 +119,7 @@ pub fn verify_part(
         gate.empties();
     }
     gate.ran_on_its_family(part == 0);
+    gate.ran_in_place(part == 0);
     gate.report
 }
 
@@ -302,6 +303,7 @@ impl<'a> Gate<'a> {
     ) -> Result<Run, String> {
         let (first, places) = self.audit(data, what, false, run);
         self.compare(data, first.as_ref(), what);
+        self.report.places += places;
         if places > 0 {
             let what = format!("{what}, in place");
             let (found, places) = self.audit(data, &what, true, run);
@@ -326,7 +328,7 @@ impl<'a> Gate<'a> {
         in_place: bool,
         run: &impl Fn() -> Result<Run, String>,
     ) -> (Result<Run, String>, usize) {
-        let (result, Audited { buffers, places, errors }) = audited(in_place, run);
+        let (result, Audited { buffers, places, errors }) = audited(self.device, in_place, run);
         self.report.ran(Check::Written);
         self.report.ran(Check::Guards);
         for (check, error) in errors {
@@ -423,6 +425,23 @@ impl<'a> Gate<'a> {
         if let Some(error) = error {
             self.report.fail(Check::Forward, "kernels that ran", error);
         }
+    }
+
+    /// That kernels of CUDA wrote in the places of inputs, at least once if `some`, or did not, as the operator says.
+    fn ran_in_place(&mut self, some: bool) {
+        if self.implementation != Implementation::Fused || !device::is_cuda(self.device) {
+            return;
+        }
+        let error = match (self.op.in_place(), self.report.places) {
+            (true, 0) if some => "no kernel could write in the place of an input".to_string(),
+            (false, places @ 1..) => {
+                format!(
+                    "{places} kernels could write in the place of an input, which the operator does not say"
+                )
+            }
+            _ => return,
+        };
+        self.report.fail(Check::Written, "results in place", error);
     }
 
     fn compare(&mut self, data: &Data, run: Result<&Run, &String>, what: &str) {

@@ -106,6 +106,8 @@ pub struct Report {
     pub cases: usize,
     /// Plans of the kernels that were verified: what they are specialised on, and the ways they took.
     pub plans: BTreeSet<String>,
+    /// How often a kernel could write a result in the place of an input.
+    pub places: usize,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -154,6 +156,7 @@ impl Report {
             family: family.map(str::to_string),
             cases: 0,
             plans: BTreeSet::new(),
+            places: 0,
             checks: checks.into(),
             failures: vec![],
         }
@@ -176,6 +179,7 @@ impl Report {
     pub fn add(&mut self, other: Self) {
         self.cases += other.cases;
         self.plans.extend(other.plans);
+        self.places += other.places;
         for (checked, more) in self.checks.iter_mut().zip(other.checks) {
             checked.outcome = match (checked.outcome, more.outcome) {
                 (Outcome::Failed, _) | (_, Outcome::Failed) => Outcome::Failed,

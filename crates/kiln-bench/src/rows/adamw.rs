@@ -105,6 +105,10 @@ impl Operator for Row {
         Ok([moved.value, moved.first, moved.second, copy].map(Output::from).into())
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [value, grad, first, second, scale] = call.inputs else { unreachable!("five inputs") };
         let of = [value, grad, first, second].map(|of| &of.values[..]);

@@ -82,6 +82,10 @@ impl Operator for Row {
         Some(vec![backward(dloss, call.rows(0), call.int(1), kept, options)])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [logits, targets] = call.inputs else { unreachable!("two inputs") };
         let (classes, options) = (logits.shape[1], options(call.attributes));

@@ -84,6 +84,10 @@ impl Operator for Row {
         logits.grad(&gradients).map(|dlogits| ("dlogits", dlogits)).into_iter().collect()
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [x, weight, targets] = call.inputs else { unreachable!("three inputs") };
         let (sizes, options) = (sizes(call.inputs), options(call.attributes));

@@ -113,6 +113,10 @@ impl Operator for Row {
         Ok(vec![matmul_add(a, b, c, options)?.into()])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [a, b, c] = call.inputs else { unreachable!("three inputs") };
         let [alpha, beta] = ["alpha", "beta"].map(|name| call.attributes.number(name));

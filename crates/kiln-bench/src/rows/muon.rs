@@ -116,6 +116,10 @@ impl Operator for Row {
         Ok(muon(vec![of], vec![grad], scale, &options)?.into_iter().flat_map(one).collect())
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [value, grad, momentum, scale] = call.inputs else { unreachable!("four inputs") };
         let of = [value, grad, momentum].map(|of| &of.values[..]);

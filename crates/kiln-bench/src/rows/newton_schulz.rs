@@ -63,6 +63,10 @@ impl Operator for Row {
         Ok(vec![newton_schulz(g, options(call.attributes))?.into()])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let g = &call.inputs[0];
         let y = oracle::forward(&g.values, stack(&g.shape), options(call.attributes));

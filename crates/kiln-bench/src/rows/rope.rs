@@ -112,6 +112,10 @@ impl Operator for Row {
         Some(vec![kiln_ops::rope::backend::backward(dy, &table, 0).flatten(0, 2)])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         turned(call.inputs, call.attributes, oracle::forward)
     }

@@ -43,6 +43,10 @@ impl Operator for Row {
         Ok(vec![q.into(), k.into()])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         turned(call.inputs, call.attributes, oracle::forward)
     }

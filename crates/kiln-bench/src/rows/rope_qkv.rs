@@ -79,6 +79,10 @@ impl Operator for Row {
         Ok(vec![rope_qkv(qkv, heads, kv_heads, &table, 0)?.into()])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let options = options(call.attributes);
         let rotate =

@@ -32,6 +32,10 @@ impl Operator for Row {
         Ok(vec![sum_squares(call.rows(0), call.float(1))?.into()])
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [x, sums] = call.inputs else { unreachable!("two inputs") };
         let y = oracle::forward(&x.values, &sums.values);

@@ -82,6 +82,10 @@ impl Operator for Row {
         Some(kiln_ops::swiglu_mlp::backend::backward(dy, inputs, products).into())
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn oracle(&self, call: &HostCall<'_>) -> Vec<BoundedTensor> {
         let [x, gate, up, down] = call.inputs else { unreachable!("four inputs") };
         let sizes = sizes(call.inputs);

@@ -58,13 +58,25 @@ pub(crate) enum Mutant {
     Flat,
     /// What has no elements is taken, and should be refused.
     NothingTaken,
+    /// The gradient of a weight that no row has gone through is not written.
+    NothingWritten,
+    /// In the place of another result, the first element is left as it was.
+    LeftInPlace,
+    /// In the place of another result, a row more than there are is written.
+    PastTheEndInPlace,
+    /// Nothing is written in the place of anything, though the operator says so.
+    NeverInPlace,
+    /// What the operator does not say: a result is written in the place of another.
+    InPlaceUnsaid,
+    /// The control of those: the same, rightly, and said.
+    InPlace,
     /// One of a hundred launches is wrong.
     OnceInAHundred,
 }
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 18] = [
+    pub(crate) const BROKEN: [(Self, Check); 23] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
@@ -83,11 +95,34 @@ impl Mutant {
         (Self::Turned, Check::Forward),
         (Self::Flat, Check::Forward),
         (Self::NothingTaken, Check::Forward),
+        (Self::NothingWritten, Check::Written),
+        (Self::LeftInPlace, Check::Forward),
+        (Self::PastTheEndInPlace, Check::Guards),
+        (Self::NeverInPlace, Check::Written),
+        (Self::InPlaceUnsaid, Check::Written),
     ];
+
+    /// Whether a result is written in the place of another where that can be: on CUDA.
+    pub(crate) fn in_place(self) -> bool {
+        use Mutant::{InPlace, InPlaceUnsaid, LeftInPlace, PastTheEndInPlace};
+        matches!(self, LeftInPlace | PastTheEndInPlace | InPlaceUnsaid | InPlace)
+    }
+
+    /// Whether the operator says so.
+    pub(crate) fn says_in_place(self) -> bool {
+        self == Self::NeverInPlace || self.in_place() && self != Self::InPlaceUnsaid
+    }
+
+    /// Whether it needs CUDA: WebGPU writes nothing in the place of what it reads, nor outside a binding, and has no
+    /// rule for NaN.
+    pub(crate) fn on_cuda(self) -> bool {
+        let others = [Self::PastTheEnd, Self::Swallowed, Self::NeverInPlace];
+        others.contains(&self) || self.in_place()
+    }
 
     fn of(number: u32) -> Self {
         let broken = Self::BROKEN.map(|(mutant, _)| mutant);
-        let all = broken.into_iter().chain([Self::OnceInAHundred]);
+        let all = broken.into_iter().chain([Self::OnceInAHundred, Self::InPlace]);
         all.into_iter().find(|mutant| *mutant as u32 == number).unwrap_or(Self::None)
     }
 }
@@ -131,6 +166,46 @@ fn product_kernel<E: Float>(
             sum = select(sum.abs() < 1e30, sum, f32::new(0.0));
         }
         y[ABSOLUTE_POS] = E::cast_from(sum);
+    }
+}
+
+/// −x from element `first` on, and `more` elements behind it; in the place of x, where that may be.
+fn negated(mut x: CubeTensor, first: usize, more: usize) -> CubeTensor {
+    let (client, elem) = (x.client.clone(), dtype_to_elem_type(x.dtype));
+    let count = x.meta.num_elements();
+    let taken = launch::in_place(&mut x, "mutant", "y");
+    let y = match taken {
+        true => x.clone(),
+        false => launch::output(&x, "mutant", "y", x.meta.shape().clone(), x.dtype),
+    };
+    let (first, end) = if taken { (first, count + more) } else { (0, count) };
+    // SAFETY: more elements than there are lie in the guard bands of an audit, and without one in what the allocator
+    // rounds so few bytes up to.
+    unsafe {
+        negate_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(end.div_ceil(64) as u32, 1, 1),
+            CubeDim::new_1d(64),
+            x.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            first,
+            end,
+            elem,
+        );
+    }
+    y
+}
+
+#[cube(launch_unchecked)]
+fn negate_kernel<E: Float>(
+    x: &[E],
+    y: &mut [E],
+    first: usize,
+    end: usize,
+    #[define(E)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= first && ABSOLUTE_POS < end {
+        y[ABSOLUTE_POS] = E::new(0.0) - x[ABSOLUTE_POS];
     }
 }
 
@@ -211,7 +286,7 @@ impl MutantOps for CubeBackend {
         let mutant = Mutant::of(mutant);
         let mutant = match (mutant, which) {
             (Mutant::GradientTwoPercent, OF_W) | (_, FORWARD) => mutant,
-            (Mutant::CotangentOverwritten, OF_X) => mutant,
+            (Mutant::CotangentOverwritten, OF_X) | (Mutant::NothingWritten, OF_W) => mutant,
             _ => Mutant::None,
         };
         let [m, n, k] = sizes(&a.shape(), &b.shape(), which);
@@ -240,6 +315,9 @@ impl MutantOps for CubeBackend {
         } else {
             launch::output(&a, "mutant", "y", shape, dtype)
         };
+        if m * n == 0 || (mutant == Mutant::NothingWritten && k == 0) {
+            return y;
+        }
         let written = match mutant {
             Mutant::FirstRow | Mutant::FirstRowUnseen => n,
             Mutant::PastTheEnd => (m + 1) * n,
@@ -249,6 +327,7 @@ impl MutantOps for CubeBackend {
             Mutant::OnePercent => 1.01,
             Mutant::GradientTwoPercent if which == OF_W => 1.02,
             Mutant::Zeros => 0.0,
+            _ if mutant.in_place() => -1.0,
             Mutant::OnceInAHundred if LAUNCHES.fetch_add(1, Ordering::Relaxed) % 100 == 60 => 1.01,
             _ => 1.0,
         };
@@ -282,7 +361,12 @@ impl MutantOps for CubeBackend {
         if matches!(mutant, Mutant::InputOverwritten | Mutant::CotangentOverwritten) {
             overwrite(a);
         }
-        y
+        match mutant {
+            Mutant::LeftInPlace => negated(y, 1, 0),
+            Mutant::PastTheEndInPlace => negated(y, 0, n),
+            _ if mutant.in_place() => negated(y, 0, 0),
+            _ => y,
+        }
     }
 }
 

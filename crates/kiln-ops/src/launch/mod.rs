@@ -181,7 +181,7 @@ fn pitched(shape: &Shape, pitch: usize) -> Metadata {
 /// Whether a result may take this tensor's memory: nobody else holds it. wgpu refuses a buffer that is
 /// read and written in one launch. An audit wants outputs of its own, or that all is done in place, and then puts a copy
 /// between guard bands where the tensor was.
-pub(crate) fn in_place(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -> bool {
+pub fn in_place(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -> bool {
     tensor.is_contiguous() && takeable(tensor, op, name)
 }
 

@@ -12,7 +12,7 @@
 mod attention;
 mod calls;
 mod hyper;
-#[path = "../scan/ops.rs"]
+#[path = "../alone/scan/ops.rs"]
 mod ops;
 mod optimizer;
 mod seeds;

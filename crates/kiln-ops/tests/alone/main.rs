@@ -1,0 +1,24 @@
+//! Tests that share what a process has one of, so that one runs at a time: audits, plans that are heard, limits of devices.
+
+#[path = "../common/mod.rs"]
+#[allow(dead_code)] // of what the tests share
+mod common;
+
+mod attention;
+mod decoding;
+mod matmul_add;
+mod scan;
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+static PROCESS: RwLock<()> = RwLock::new(());
+
+/// No other test runs as long as this is held.
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    PROCESS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// No test that is alone runs as long as this is held.
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    PROCESS.read().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,9 @@
+//! The optimizers, and training with them, on the CPU.
+#![cfg(feature = "flex")]
+
+mod adamw;
+mod burn_optimizer;
+mod common;
+mod learner;
+mod masters;
+mod muon;
