@@ -188,7 +188,7 @@ impl Operator for Row {
 
     fn cases(&self) -> Vec<Case> {
         // One element; chunks of one and two features; one seed; features that no vector ends at; whole tiles and a bit
-        // of one; rows in several parts; the widest that kernels take.
+        // of one; rows in parts, long and short ones; the widest that kernels take.
         [
             [1, 1, 1, 1],
             [3, 7, 5, 2],
@@ -196,7 +196,7 @@ impl Operator for Row {
             [33, 32, 1, 1],
             [19, 96, 7, 4],
             [130, 128, 4, 3],
-            [1030, 48, 5, 2],
+            [3500, 48, 5, 2],
             [40, 256, 4, 2],
             [21, 190, 3, 2],
         ]

@@ -1,10 +1,11 @@
 //! dx, and the gradients of blueprints and alpha.
 
+use super::ahead;
 use super::seed::{
     Garden, begin_of, factor, feature, of_alpha, of_blueprint, seed_after, seed_of, wants_products,
 };
-use super::{Blueprints, Gather, Plan, ROWS, Sizes, SizesLaunch, left, load, place};
-use crate::launch::{self, Rows};
+use super::{Blueprints, Gather, Place, Plan, ROWS, Sizes, SizesLaunch, left, load, place};
+use crate::launch::{self, Rows, limits};
 use crate::reduce::{self, Combine, Sums};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -14,36 +15,38 @@ use cubecl::prelude::*;
 
 /// What a backward makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Wanted {
+pub(super) struct Wanted {
     /// dx.
-    x: bool,
+    pub(super) x: bool,
     /// The sums that the other gradients are made of.
-    sums: bool,
+    pub(super) sums: bool,
     /// Others see to chunks with MLPs.
-    mlps: bool,
+    pub(super) mlps: bool,
+    /// Whether rows come through shared memory.
+    pub(super) ahead: bool,
 }
 
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
-    x: &[Vector<E, N>],
-    dy: &[Vector<E, N>],
+/// What a unit makes of its columns.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Columns<N: Size> {
+    /// What dy is multiplied with.
+    pub(super) by: Vector<f32, N>,
+    /// Whether dx is written.
+    pub(super) writes: bool,
+    /// What is read: what nobody wants is not. Most seeds have no use for x, and where all is blended with an MLP others
+    /// read.
+    pub(super) reads_dy: bool,
+    pub(super) reads_x: bool,
+}
+
+#[cube]
+pub(super) fn columns<W: Float, I: Int, N: Size>(
     garden: &Garden<W, I>,
-    dx: &mut [Vector<E, N>],
-    sums: &mut [Vector<f32, N>],
-    sizes: Sizes,
-    #[comptime] plan: Plan,
+    place: &Place,
     #[comptime] wanted: Wanted,
-    #[define(E, W, I)] _dtypes: [ElemType; 3],
-) {
-    let place = place(&sizes, plan);
-    // Under way while the seeds are looked up.
-    let mut held = load::<E, N>(dy, sizes.dy, &place, 0, plan);
-    let mut held_x = Array::<Vector<E, N>>::new(comptime!(ROWS));
-    if comptime!(wanted.sums) {
-        held_x = load::<E, N>(x, sizes.x, &place, 0, plan);
-    }
+) -> Columns<N> {
     let mut by = Vector::<f32, N>::new(1.0f32);
-    // What nobody wants is not read: most seeds have no use for x, and where all is blended with an MLP others read.
     let mut reads_x = comptime!(false).runtime();
     let mut blended = comptime!(false).runtime();
     let mut others = comptime!(!wanted.mlps).runtime();
@@ -67,9 +70,57 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
     if comptime!(!wanted.x) {
         reads_dy = blended;
     }
+    Columns::<N> { by, writes, reads_dy, reads_x }
+}
+
+/// Brings together what the units below each other have seen, and leaves it.
+#[cube]
+fn leave<N: Size>(
+    found: &Array<Vector<f32, N>>,
+    sums: &mut [Vector<f32, N>],
+    vectors: usize,
+    place: &Place,
+    #[comptime] plan: Plan,
+) {
+    let (columns, step) = comptime!((plan.columns as usize, plan.below as usize));
+    let units = comptime!((plan.columns * plan.below) as usize);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(2 * units));
+    shared[UNIT_POS as usize] = found[0];
+    shared[units + UNIT_POS as usize] = found[1];
+    sync_cube();
+    // One row of units for each of the two.
+    for kind in range_stepped(UNIT_POS_Y as usize, 2, step) {
+        if place.own {
+            let mut sum = Vector::<f32, N>::new(0.0f32);
+            for below in 0..step {
+                sum += shared[kind * units + below * columns + UNIT_POS_X as usize];
+            }
+            sums[(place.part * 2 + kind) * vectors + place.at] = sum;
+        }
+    }
+}
+
+/// Writes the columns of dx, and adds up dy and x·dy, with some rows at a time in registers.
+#[cube]
+fn down<E: Float, W: Float, I: Int, N: Size>(
+    x: &[Vector<E, N>],
+    dy: &[Vector<E, N>],
+    garden: &Garden<W, I>,
+    dx: &mut [Vector<E, N>],
+    sums: &mut Array<Vector<f32, N>>,
+    sizes: &Sizes,
+    place: &Place,
+    #[comptime] plan: Plan,
+    #[comptime] wanted: Wanted,
+) {
+    // Under way while the seeds are looked up.
+    let mut held = load::<E, N>(dy, sizes.dy, place, 0, plan);
+    let mut held_x = Array::<Vector<E, N>>::new(comptime!(ROWS));
+    if comptime!(wanted.sums) {
+        held_x = load::<E, N>(x, sizes.x, place, 0, plan);
+    }
+    let of = columns::<W, I, N>(garden, place, wanted);
     let step = comptime!(plan.below as usize);
-    let mut cotangents = Vector::<f32, N>::new(0.0f32);
-    let mut products = Vector::<f32, N>::new(0.0f32);
     let groups = (place.count + comptime!(ROWS - 1)) / comptime!(ROWS);
     for group in 0..groups {
         let before = group * comptime!(ROWS);
@@ -78,48 +129,58 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
         for r in 0..ROWS {
             if before + r < place.count {
                 let d = Vector::<f32, N>::cast_from(held[r]);
-                if comptime!(wanted.x) && writes {
+                if comptime!(wanted.x) && of.writes {
                     let at = (first + r * step) * sizes.vectors + place.at;
-                    dx[at] = Vector::cast_from(d * by);
+                    dx[at] = Vector::cast_from(d * of.by);
                 }
                 if comptime!(wanted.sums) {
-                    cotangents += d;
-                    products += Vector::<f32, N>::cast_from(held_x[r]) * d;
+                    sums[0] += d;
+                    sums[1] += Vector::<f32, N>::cast_from(held_x[r]) * d;
                 }
             }
         }
-        if reads_dy {
-            let next = load::<E, N>(dy, sizes.dy, &place, group + 1, plan);
+        if of.reads_dy {
+            let next = load::<E, N>(dy, sizes.dy, place, group + 1, plan);
             #[unroll]
             for r in 0..ROWS {
                 held[r] = next[r];
             }
         }
-        if comptime!(wanted.sums) && reads_x {
-            let next = load::<E, N>(x, sizes.x, &place, group + 1, plan);
+        if comptime!(wanted.sums) && of.reads_x {
+            let next = load::<E, N>(x, sizes.x, place, group + 1, plan);
             #[unroll]
             for r in 0..ROWS {
                 held_x[r] = next[r];
             }
         }
     }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
+    x: &[Vector<E, N>],
+    dy: &[Vector<E, N>],
+    garden: &Garden<W, I>,
+    dx: &mut [Vector<E, N>],
+    sums: &mut [Vector<f32, N>],
+    sizes: Sizes,
+    #[comptime] plan: Plan,
+    #[comptime] wanted: Wanted,
+    #[define(E, W, I)] _dtypes: [ElemType; 3],
+) {
+    let place = place(&sizes, plan);
+    let mut found = Array::<Vector<f32, N>>::new(2usize);
+    #[unroll]
+    for kind in 0..2usize {
+        found[kind] = Vector::new(0.0f32);
+    }
+    if comptime!(wanted.ahead) {
+        ahead::down::<E, W, I, N>(x, dy, garden, dx, &mut found, &sizes, &place, plan, wanted);
+    } else {
+        down::<E, W, I, N>(x, dy, garden, dx, &mut found, &sizes, &place, plan, wanted);
+    }
     if comptime!(wanted.sums) {
-        let columns = comptime!(plan.columns as usize);
-        let units = comptime!((plan.columns * plan.below) as usize);
-        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(2 * units));
-        shared[UNIT_POS as usize] = cotangents;
-        shared[units + UNIT_POS as usize] = products;
-        sync_cube();
-        // One row of units for each of the two.
-        for kind in range_stepped(UNIT_POS_Y as usize, 2, step) {
-            if place.own {
-                let mut sum = Vector::<f32, N>::new(0.0f32);
-                for below in 0..step {
-                    sum += shared[kind * units + below * columns + UNIT_POS_X as usize];
-                }
-                sums[(place.part * 2 + kind) * sizes.vectors + place.at] = sum;
-            }
-        }
+        leave(&found, sums, sizes.vectors, &place, plan);
     }
 }
 
@@ -229,7 +290,9 @@ pub(crate) fn backward(
     };
     let unused = |dtype| launch::unused(&like, dtype);
     let address = launch::address_type(&[&x.tensor, &dy.tensor, &like, &sums, &of.rows]);
-    let kernel = Wanted { x: wanted[0], sums: sums_wanted, mlps };
+    let share = plan.parts(&client, limits::reckoned(dy.rows), vectors).share;
+    let ahead = ahead::takes(&client, plan, share, size * dtype.size());
+    let kernel = Wanted { x: wanted[0], sums: sums_wanted, mlps, ahead };
     launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &[]);
     let (strides, types) = ([x.stride / size, dy.stride / size], of.types(dtype));
     // SAFETY: rows and columns are within the tensors; gradients that are not wanted are not written.

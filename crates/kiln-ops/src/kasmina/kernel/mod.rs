@@ -5,6 +5,11 @@
 //! sums of dy and x·dy. A small second launch brings the columns of a chunk and the parts of the rows together, in a fixed
 //! order, so two runs agree bit for bit.
 
+#[cfg(feature = "cuda")]
+mod ahead;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_ahead.rs"]
+mod ahead;
 mod backward;
 mod change;
 mod forward;

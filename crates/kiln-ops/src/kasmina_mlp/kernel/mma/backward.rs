@@ -1,8 +1,6 @@
 //! The chunks of dx, and what the other gradients are made of.
 
-use super::super::{
-    CubeTensor, LEFT, Rows, Sizes, SizesLaunch, Wanted, Weights, left, record, share, weights,
-};
+use super::super::{CubeTensor, LEFT, Parts, Rows, Sizes, Wanted, Weights, left, record, weights};
 use super::weights::{Layout, PARTS, add_weights, keep_both, rows_of_warp, write_sums};
 use super::*;
 use crate::kasmina::backend::Blueprints;
@@ -374,24 +372,23 @@ pub(in super::super) fn backward(
     let (client, dtype) = (mlps.client.clone(), mlps.dtype);
     let ([seeds, ..], [count, _, widest]) = (of.sizes(), mlps.meta.shape().dims());
     let most = LEFT / (seeds * record(widest));
-    let (rows, share) = (x.rows, share(&client, x.rows, seeds, ROWS, most));
-    let parts = rows.div_ceil(share);
+    let parts = Parts::new(&client, x.rows, seeds, ROWS, most);
     let wanted = Wanted { x: dx.is_some(), sums };
     let unused = |dtype| launch::unused(&mlps, dtype);
     let left = match sums {
-        true => left(&mlps, parts, seeds, widest),
+        true => left(&mlps, parts.count, seeds, widest),
         false => unused(DType::F32),
     };
     let of_x = dx.cloned().unwrap_or_else(|| unused(dtype));
     let address = launch::address_type(&[&x.tensor, &dy.tensor, &mlps, &of_x, &left, &of.rows]);
-    let ways = [("parts", parts > 1)];
+    let ways = [("parts", parts.count > 1), ("short parts", parts.count > parts.longs)];
     launch::plans::note("kasmina_mlp backward on mma", &(&plan, wanted, address), &ways);
     let types = of.types(dtype);
     // SAFETY: as in the forward; what is not wanted is not written.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,
-            launch::grid(&client, seeds * parts),
+            launch::grid(&client, seeds * parts.count),
             CubeDim::new_1d(UNITS as u32),
             address,
             x.tensor.into_buffer_arg(),
@@ -400,7 +397,7 @@ pub(in super::super) fn backward(
             mlps.into_buffer_arg(),
             of_x.into_buffer_arg(),
             left.clone().into_buffer_arg(),
-            SizesLaunch::new(rows, share, parts, x.stride, dy.stride, count, widest),
+            parts.sizes([x.stride, dy.stride], count, widest),
             record(widest),
             plan,
             wanted,

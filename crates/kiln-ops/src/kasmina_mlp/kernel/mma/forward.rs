@@ -1,6 +1,6 @@
 //! The chunks of y.
 
-use super::super::{CubeTensor, Rows, Sizes, SizesLaunch, share, weights};
+use super::super::{CubeTensor, Parts, Rows, Sizes, weights};
 use super::*;
 use crate::kasmina::backend::Blueprints;
 use crate::kasmina::kernel::mlp_of;
@@ -89,23 +89,26 @@ pub(in super::super) fn forward(
 ) {
     let client = y.client.clone();
     let ([seeds, ..], [count, _, widest]) = (of.sizes(), mlps.meta.shape().dims());
-    let (rows, share) = (x.rows, share(&client, x.rows, seeds, ROWS, usize::MAX));
-    let parts = rows.div_ceil(share);
+    let parts = Parts::new(&client, x.rows, seeds, ROWS, usize::MAX);
     let address = launch::address_type(&[&x.tensor, y, &mlps, &of.rows]);
-    launch::plans::note("kasmina_mlp on mma", &(&plan, address), &[("parts", parts > 1)]);
+    launch::plans::note(
+        "kasmina_mlp on mma",
+        &(&plan, address),
+        &[("parts", parts.count > 1), ("short parts", parts.count > parts.longs)],
+    );
     let types = of.types(y.dtype);
     // SAFETY: rows, features and hidden units are looked at before every read and write, seeds follow from cubes.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
-            launch::grid(&client, seeds * parts),
+            launch::grid(&client, seeds * parts.count),
             CubeDim::new_1d(UNITS as u32),
             address,
             x.tensor.into_buffer_arg(),
             of.garden(),
             mlps.into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            SizesLaunch::new(rows, share, parts, x.stride, 0, count, widest),
+            parts.sizes([x.stride, 0], count, widest),
             plan,
             types,
         );

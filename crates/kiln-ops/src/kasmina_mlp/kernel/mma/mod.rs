@@ -12,7 +12,7 @@ mod weights;
 pub(super) use backward::backward;
 pub(super) use forward::forward;
 
-use super::{CubeTensor, Rows, Sizes};
+use super::{CubeTensor, Rows, Sizes, part_of};
 use crate::kasmina::kernel::{Garden, MlpSeed};
 use crate::tile::cuda::ptx::*;
 use crate::tile::{self, Family};
@@ -386,6 +386,6 @@ struct Place {
 #[cube]
 fn place_of<W: Float, I: Int>(garden: &Garden<W, I>, sizes: &Sizes) -> Place {
     let part = CUBE_POS / garden.seeds;
-    let end = min((part + 1) * sizes.share, sizes.rows);
-    Place { seed: CUBE_POS - part * garden.seeds, part, first: min(part * sizes.share, end), end }
+    let (first, end) = part_of(sizes, part);
+    Place { seed: CUBE_POS - part * garden.seeds, part, first, end }
 }

@@ -1,6 +1,6 @@
 //! The chunks of dx, and what the other gradients are made of.
 
-use super::super::{LEFT, Rows, Sizes, SizesLaunch, Wanted, left, record, share, weights};
+use super::super::{LEFT, Parts, Rows, Sizes, Wanted, left, part_of, record, weights};
 use super::{CubeTensor, Plan, load, product};
 use crate::kasmina::backend::Blueprints;
 use crate::kasmina::kernel::{Garden, MlpSeed, mlp_of};
@@ -250,8 +250,8 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
     let mut of_first_bias = f32::new(0.0);
     let mut of_second_bias = f32::new(0.0);
     let mut of_alpha = f32::new(0.0);
-    let end = min((part + 1) * sizes.share, sizes.rows);
-    let first = select(of.contributes, part * sizes.share, end);
+    let (begin, end) = part_of(&sizes, part);
+    let first = select(of.contributes, begin, end);
     for row in range_stepped(first, end, comptime!(plan.rows)) {
         load::<E>(x, &mut xs, sizes.x, row, end, &of, plan);
         load::<E>(dy, &mut dys, sizes.dy, row, end, &of, plan);
@@ -325,7 +325,7 @@ fn backward_kernel<E: Float, W: Float, I: Int>(
         let mut shared = Shared::<[f32]>::new_slice(units);
         shared[unit] = of_alpha;
         add_up(&mut shared, plan);
-        if of.contributes && part < sizes.parts {
+        if of.contributes && begin < end {
             let to = (part * garden.seeds + seed) * record;
             if unit == 0 {
                 left[to + record - 1] = shared[0];
@@ -352,24 +352,23 @@ pub(in super::super) fn backward(
     let ([seeds, ..], [count, _, widest]) = (of.sizes(), mlps.meta.shape().dims());
     let plan = Plan::new(&client, widest, 6);
     let most = LEFT / (seeds * record(widest));
-    let (rows, share) = (x.rows, share(&client, x.rows, seeds, plan.rows, most));
-    let parts = rows.div_ceil(share);
+    let parts = Parts::new(&client, x.rows, seeds, plan.rows, most);
     let wanted = Wanted { x: dx.is_some(), sums };
     let unused = |dtype| launch::unused(&mlps, dtype);
     let left = match sums {
-        true => left(&mlps, parts, seeds, widest),
+        true => left(&mlps, parts.count, seeds, widest),
         false => unused(DType::F32),
     };
     let of_x = dx.cloned().unwrap_or_else(|| unused(dtype));
     let address = launch::address_type(&[&x.tensor, &dy.tensor, &mlps, &of_x, &left, &of.rows]);
-    let ways = [("parts", parts > 1)];
+    let ways = [("parts", parts.count > 1), ("short parts", parts.count > parts.longs)];
     launch::plans::note("kasmina_mlp backward on plain units", &(&plan, wanted, address), &ways);
     let types = of.types(dtype);
     // SAFETY: as in the forward; what is not wanted is not written.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,
-            launch::grid(&client, seeds * parts),
+            launch::grid(&client, seeds * parts.count),
             CubeDim::new_1d(plan.units),
             address,
             x.tensor.into_buffer_arg(),
@@ -378,7 +377,7 @@ pub(in super::super) fn backward(
             mlps.into_buffer_arg(),
             of_x.into_buffer_arg(),
             left.clone().into_buffer_arg(),
-            SizesLaunch::new(rows, share, parts, x.stride, dy.stride, count, widest),
+            parts.sizes([x.stride, dy.stride], count, widest),
             record(widest),
             plan,
             wanted,

@@ -1,6 +1,6 @@
 //! The chunks of y.
 
-use super::super::{Rows, Sizes, SizesLaunch, share, weights};
+use super::super::{Parts, Rows, Sizes, part_of, weights};
 use super::{CubeTensor, Plan, load, product};
 use crate::kasmina::backend::Blueprints;
 use crate::kasmina::kernel::{Garden, mlp_of};
@@ -24,8 +24,8 @@ fn forward_kernel<E: Float, W: Float, I: Int>(
     let at = weights(of.mlp, sizes.widest);
     let mut xs = Shared::<[f32]>::new_slice(comptime!(plan.rows * width));
     let mut hidden = Shared::<[f32]>::new_slice(comptime!(plan.rows * 2 * width));
-    let end = min((part + 1) * sizes.share, sizes.rows);
-    let first = select(of.contributes, part * sizes.share, end);
+    let (begin, end) = part_of(&sizes, part);
+    let first = select(of.contributes, begin, end);
     for row in range_stepped(first, end, comptime!(plan.rows)) {
         load::<E>(x, &mut xs, sizes.x, row, end, &of, plan);
         sync_cube();
@@ -87,24 +87,26 @@ pub(in super::super) fn forward(
     let (client, dtype) = (y.client.clone(), y.dtype);
     let ([seeds, ..], [count, _, widest]) = (of.sizes(), mlps.meta.shape().dims());
     let plan = Plan::new(&client, widest, 3);
-    let share_of = |rows| share(&client, rows, seeds, plan.rows, usize::MAX);
-    let (rows, share) = (x.rows, share_of(x.rows));
-    let parts = rows.div_ceil(share);
+    let parts = Parts::new(&client, x.rows, seeds, plan.rows, usize::MAX);
     let address = launch::address_type(&[&x.tensor, y, &mlps, &of.rows]);
-    launch::plans::note("kasmina_mlp on plain units", &(&plan, address), &[("parts", parts > 1)]);
+    launch::plans::note(
+        "kasmina_mlp on plain units",
+        &(&plan, address),
+        &[("parts", parts.count > 1), ("short parts", parts.count > parts.longs)],
+    );
     let types = of.types(dtype);
     // SAFETY: rows, features and hidden units are looked at before every read and write, seeds follow from cubes.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
-            launch::grid(&client, seeds * parts),
+            launch::grid(&client, seeds * parts.count),
             CubeDim::new_1d(plan.units),
             address,
             x.tensor.into_buffer_arg(),
             of.garden(),
             mlps.into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            SizesLaunch::new(rows, share, parts, x.stride, 0, count, widest),
+            parts.sizes([x.stride, 0], count, widest),
             plan,
             types,
         );
