@@ -61,7 +61,9 @@ impl Attributes {
         for attribute in attributes {
             let text = given.get(attribute.name).map_or(attribute.default, |text| text.trim());
             let number = attribute.parse(text).map_err(|expected| {
-                format!("{op}: attribute {} = {text}, expected {expected}", attribute.name)
+                let large = matches!(text.parse::<f64>(), Ok(v) if v.is_finite() && (v as f32).is_infinite());
+                let size = if large { ", below 3.4e38 in size" } else { "" };
+                format!("{op}: attribute {} = {text}, expected {expected}{size}", attribute.name)
             })?;
             read.0.insert(attribute.name, number);
             read.1.insert(attribute.name, text.to_string());
@@ -189,7 +191,11 @@ mod tests {
             ("layout", "x", "op: attribute layout = x, expected half or interleaved"),
             ("causal", "1", "op: attribute causal = 1, expected true or false"),
             ("scale", "inf", "op: attribute scale = inf, expected a number"),
-            ("eps", "1e39", "op: attribute eps = 1e39, expected a number of at least 0"),
+            (
+                "eps",
+                "1e39",
+                "op: attribute eps = 1e39, expected a number of at least 0, below 3.4e38 in size",
+            ),
             ("steps", "0", "op: attribute steps = 0, expected an integer of at least 1"),
             ("share", "-0.1", "op: attribute share = -0.1, expected a number from 0 to 1"),
             ("share", "1.1", "op: attribute share = 1.1, expected a number from 0 to 1"),

@@ -49,10 +49,6 @@ impl Operator for Off {
         self.op.by_burn()
     }
 
-    fn in_place(&self) -> bool {
-        self.op.in_place()
-    }
-
     fn fit(&self, dims: &mut Dims) {
         self.op.fit(dims);
     }

@@ -328,6 +328,9 @@ fn the_list_is_of_all_operators_or_of_the_one_that_is_named() {
 
     for (args, expected) in [
         (&["norm", "--list"][..], "error: unknown operator `norm`, expected one of rms_norm, "),
+        (&["norm"], "error: unknown operator `norm`, expected one of rms_norm, "),
+        (&["rms_norm"], "error: --input FILE and --output FILE are missing"),
+        (&["rms_norm", "--input", "in.st"], "error: --output FILE is missing"),
         (&["--list", "--input", "in.st"], "error: the argument '--list' cannot be used with"),
         (&["--list", "--output", "out.st"], "error: the argument '--list' cannot be used with"),
         (&["--list", "--set", "eps=1"], "error: the argument '--list' cannot be used with"),

@@ -427,7 +427,8 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// That kernels of CUDA wrote in the places of inputs, at least once if `some`, or did not, as the operator says.
+    /// That kernels of CUDA could write in the places of inputs, at least once if `some`, or never could, as the operator
+    /// says.
     fn ran_in_place(&mut self, some: bool) {
         if self.implementation != Implementation::Fused || !device::is_cuda(self.device) {
             return;
@@ -436,7 +437,7 @@ impl<'a> Gate<'a> {
             (true, 0) if some => "no kernel could write in the place of an input".to_string(),
             (false, places @ 1..) => {
                 format!(
-                    "{places} kernels could write in the place of an input, which the operator does not say"
+                    "kernels could write in the place of an input, {places} times, and the operator does not say so"
                 )
             }
             _ => return,

@@ -305,6 +305,8 @@ impl Climber<'_> {
 
     /// What an audit finds of the one output of `run`.
     fn audit(&self, run: impl FnOnce() -> Result<(), String>) -> Result<Finding, String> {
+        // What was put off is not this run's.
+        self.device.sync().map_err(|e| format!("{e:?}"))?;
         let audit = Audit::begin();
         let result = run();
         let findings = audit.finish();

@@ -108,6 +108,11 @@ impl Mutant {
         matches!(self, LeftInPlace | PastTheEndInPlace | InPlaceUnsaid | InPlace)
     }
 
+    /// Whether it is wrong where that is done and nowhere else.
+    pub(crate) fn in_place_alone(self) -> bool {
+        matches!(self, Self::LeftInPlace | Self::PastTheEndInPlace)
+    }
+
     /// Whether the operator says so.
     pub(crate) fn says_in_place(self) -> bool {
         self == Self::NeverInPlace || self.in_place() && self != Self::InPlaceUnsaid

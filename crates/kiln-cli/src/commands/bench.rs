@@ -190,17 +190,20 @@ fn expect_cases(
     only: &[String],
 ) -> anyhow::Result<()> {
     let shapes = args.shapes.to_possible_value().expect("no variant is skipped");
-    let shapes = shapes.get_name();
+    let shapes = format!("--shapes {}", shapes.get_name());
+    let never = |op: &&dyn Operator| {
+        Shapes::value_variants().iter().all(|shapes| op.shapes(shapes.scale()).is_empty())
+    };
     if ops.iter().all(|op| op.shapes(scale).is_empty()) {
         let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
-        let empty = |shapes: &Shapes| ops.iter().all(|op| op.shapes(shapes.scale()).is_empty());
-        if Shapes::value_variants().iter().all(empty) {
+        if ops.iter().all(never) {
             bail!("{names}: cannot be timed yet, with any --shapes");
         }
-        bail!("{names}: no sizes to time with --shapes {shapes}");
+        bail!("{names}: no sizes to time with {shapes}");
     }
     for op in ops.iter().filter(|op| !args.ops.is_empty() && op.shapes(scale).is_empty()) {
-        say(format_args!("{}: nothing to time with --shapes {shapes}", op.spec().name));
+        let shapes = if never(op) { "any --shapes" } else { &shapes };
+        say(format_args!("{}: nothing to time with {shapes}", op.spec().name));
     }
     for asked in only {
         if ops.iter().all(|op| bench::cases_of(*op, scale, std::slice::from_ref(asked)).is_empty())

@@ -19,10 +19,11 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["input", "output", "device", "kernel", "set"])]
     list: bool,
     /// Safetensors file with the inputs and, for the backward, cotangents `grad.<output>`.
-    #[arg(long, required_unless_present = "list")]
+    // Asked for below: a name that is no operator's is said first.
+    #[arg(long)]
     input: Option<PathBuf>,
     /// Safetensors file to write.
-    #[arg(long, required_unless_present = "list")]
+    #[arg(long)]
     output: Option<PathBuf>,
     /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
@@ -46,8 +47,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let (Some(op), Some(input), Some(output)) = (op, args.input, args.output) else {
-        unreachable!("clap asks for them unless --list is given")
+    let Some(op) = op else { unreachable!("clap asks for it unless --list is given") };
+    let (input, output) = match (args.input, args.output) {
+        (Some(input), Some(output)) => (input, output),
+        (Some(_), None) => bail!("--output FILE is missing"),
+        (None, Some(_)) => bail!("--input FILE is missing"),
+        (None, None) => bail!("--input FILE and --output FILE are missing"),
     };
     // The inputs would be gone.
     if is_same(&input, &output) {

@@ -1,4 +1,5 @@
-//! Tests that share what a process has one of, so that one runs at a time: audits, plans that are heard, limits of devices.
+//! Tests that share what a process has one of, so that some run by themselves: audits, plans that are heard,
+//! limits of devices.
 
 #[path = "../common/mod.rs"]
 #[allow(dead_code)] // of what the tests share

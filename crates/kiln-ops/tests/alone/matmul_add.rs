@@ -1,5 +1,5 @@
 //! matmul_add where C is as the operands are, on every device: in several tiles and beyond their ends, by one cube and by
-//! many. A file of its own: limits hold throughout a process.
+//! many.
 
 use crate::common::families::families;
 use crate::common::*;

@@ -288,7 +288,6 @@ fn every_stride() {
             Tensor::cat(vec![of.zeros_like(), of.clone(), of.zeros_like()], 1).narrow(1, 256, 256)
         };
         near(wide(&case.x), case.mlps.clone(), "cut");
-        #[cfg(feature = "cube")]
         if kiln_ops::device::is_cube(&device) {
             let (dy, x, rows) = (wide(&case.dy), wide(&case.x), case.blueprints.clone());
             let mlps = case.mlps.clone();

@@ -100,7 +100,6 @@ fn matches_float64() {
 }
 
 /// Distance of the rows that an operator is handed, on devices with kernels.
-#[cfg(feature = "cube")]
 mod probe {
     use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
     use burn::tensor::Tensor;
@@ -129,7 +128,6 @@ mod probe {
     }
 }
 
-#[cfg(feature = "cube")]
 #[test]
 fn a_kernel_sees_the_distance_of_rows_that_are_cut() {
     for device in devices().into_iter().filter(device::is_cube) {

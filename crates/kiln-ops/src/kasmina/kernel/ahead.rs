@@ -21,9 +21,14 @@ pub(super) fn takes(client: &Client, plan: Plan, share: usize, bytes: usize) -> 
     let units = (plan.columns * plan.below) as usize;
     // Rings of x and of dy, and what is added up at the end.
     let shared = 2 * STAGES * ROWS * units * BYTES + super::SHARED;
-    let long = share > STAGES * ROWS * plan.below as usize;
+    let long = wraps(plan, share);
     let fits = shared <= client.properties().hardware.max_shared_memory_size;
     long && bytes == BYTES && fits && Hardware::of(client).async_copies
+}
+
+/// Whether a unit has more rows than the ring.
+pub(super) fn wraps(plan: Plan, share: usize) -> bool {
+    share > STAGES * ROWS * plan.below as usize
 }
 
 /// Where a unit asks for rows, and finds them.

@@ -293,7 +293,8 @@ pub(crate) fn backward(
     let share = plan.parts(&client, limits::reckoned(dy.rows), vectors).share;
     let ahead = ahead::takes(&client, plan, share, size * dtype.size());
     let kernel = Wanted { x: wanted[0], sums: sums_wanted, mlps, ahead };
-    launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &[]);
+    let ways = [("ring wraps", ahead && ahead::wraps(plan, parts.share))];
+    launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &ways);
     let (strides, types) = ([x.stride / size, dy.stride / size], of.types(dtype));
     // SAFETY: rows and columns are within the tensors; gradients that are not wanted are not written.
     unsafe {

@@ -37,7 +37,7 @@ const UNITS: u32 = 512;
 const ROWS: usize = 4;
 /// Units that bring a seed's numbers together, at most.
 const GATHERERS: u32 = 256;
-/// Most bytes of shared memory of a cube.
+/// Most bytes of shared memory of what a cube brings together.
 const SHARED: usize = 32 << 10;
 
 /// How rows and columns are spread.

@@ -8,6 +8,10 @@ pub(super) fn takes(_: &Client, _: Plan, _share: usize, _bytes: usize) -> bool {
     false
 }
 
+pub(super) fn wraps(_: Plan, _share: usize) -> bool {
+    false
+}
+
 #[cube]
 pub(super) fn down<E: Float, W: Float, I: Int, N: Size>(
     _x: &[Vector<E, N>],

@@ -21,7 +21,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 /// About the cubes of a multiprocessor, of all seeds; those of other seeds end at once. (H200, 2026-11-28, 65536×4096 in bf16,
-/// forward and backward: in 128 chunks 999 µs with 16, 972 with 32, 971 with 64; in 64 chunks 1151, 1165 and 1173.)
+/// forward and backward: in 128 chunks 999 µs with 16, 972 with 32, 971 with 64; in 64 chunks 1151, 1165 and 1173, all with parts of one length.)
 const CUBES: usize = 32;
 /// How much shorter short parts are.
 const SHORTER: usize = 4;
@@ -110,7 +110,7 @@ fn begin_of(sizes: &Sizes, part: usize) -> usize {
     min(longs * sizes.long + (part - longs) * sizes.short, sizes.rows)
 }
 
-/// How rows are in parts: half of the parts are long, and come first. Where all were as long as each other, the last ones
+/// How rows are in parts: of those that are wanted half are long, and come first. Where all were as long as each other, the last ones
 /// worked alone for a while (H200, 2026-11-28, 65536×4096 in bf16, in 128 and in 64 chunks: backward 527 and 628 µs, now 511
 /// and 586; forward 396 and 424, now 403 and 402).
 struct Parts {
@@ -130,8 +130,14 @@ impl Parts {
         let long = (rows * SHORTER).div_ceil(longs * SHORTER + shorts).next_multiple_of(block);
         let short = (long / SHORTER).next_multiple_of(block);
         let left = rows.saturating_sub(longs * long);
-        let count = if left > 0 { longs + left.div_ceil(short) } else { rows.div_ceil(long) };
+        let count = rows.div_ceil(long).min(longs) + left.div_ceil(short);
         Self { rows, count, longs, long, short }
+    }
+
+    /// Which ways a launch takes.
+    fn ways(&self) -> [(&'static str, bool); 2] {
+        let short = self.count > self.longs && self.short < self.long;
+        [("parts", self.count > 1), ("short parts", short)]
     }
 
     /// With distances of rows, the number of MLPs and the width of the widest.

@@ -381,8 +381,7 @@ pub(in super::super) fn backward(
     };
     let of_x = dx.cloned().unwrap_or_else(|| unused(dtype));
     let address = launch::address_type(&[&x.tensor, &dy.tensor, &mlps, &of_x, &left, &of.rows]);
-    let ways = [("parts", parts.count > 1), ("short parts", parts.count > parts.longs)];
-    launch::plans::note("kasmina_mlp backward on mma", &(&plan, wanted, address), &ways);
+    launch::plans::note("kasmina_mlp backward on mma", &(&plan, wanted, address), &parts.ways());
     let types = of.types(dtype);
     // SAFETY: as in the forward; what is not wanted is not written.
     unsafe {

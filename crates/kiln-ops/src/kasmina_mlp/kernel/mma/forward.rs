@@ -91,11 +91,7 @@ pub(in super::super) fn forward(
     let ([seeds, ..], [count, _, widest]) = (of.sizes(), mlps.meta.shape().dims());
     let parts = Parts::new(&client, x.rows, seeds, ROWS, usize::MAX);
     let address = launch::address_type(&[&x.tensor, y, &mlps, &of.rows]);
-    launch::plans::note(
-        "kasmina_mlp on mma",
-        &(&plan, address),
-        &[("parts", parts.count > 1), ("short parts", parts.count > parts.longs)],
-    );
+    launch::plans::note("kasmina_mlp on mma", &(&plan, address), &parts.ways());
     let types = of.types(y.dtype);
     // SAFETY: rows, features and hidden units are looked at before every read and write, seeds follow from cubes.
     unsafe {

@@ -378,7 +378,7 @@ fn store_rows<E: Float>(
 struct Place {
     seed: usize,
     part: usize,
-    /// The first row, and the one after the last; none of a seed without an MLP.
+    /// The first row, and the one after the last.
     first: usize,
     end: usize,
 }

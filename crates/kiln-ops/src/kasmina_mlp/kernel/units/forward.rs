@@ -89,11 +89,7 @@ pub(in super::super) fn forward(
     let plan = Plan::new(&client, widest, 3);
     let parts = Parts::new(&client, x.rows, seeds, plan.rows, usize::MAX);
     let address = launch::address_type(&[&x.tensor, y, &mlps, &of.rows]);
-    launch::plans::note(
-        "kasmina_mlp on plain units",
-        &(&plan, address),
-        &[("parts", parts.count > 1), ("short parts", parts.count > parts.longs)],
-    );
+    launch::plans::note("kasmina_mlp on plain units", &(&plan, address), &parts.ways());
     let types = of.types(dtype);
     // SAFETY: rows, features and hidden units are looked at before every read and write, seeds follow from cubes.
     unsafe {
