@@ -12,6 +12,7 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 /// Stages of the ring, and rows of a unit in one.
 const STAGES: usize = 4;
 const ROWS: usize = 2;
+const _: () = assert!(ROWS == 2, "behind whole stages one row is left at most");
 /// What a copy has.
 const BYTES: usize = 16;
 
