@@ -68,7 +68,7 @@ impl Spec {
         shapes
     }
 
-    /// The shape of an output for inputs with these dimensions.
+    /// The shape of an output for inputs with these dimensions, where no attribute decides it.
     pub fn output_shape(&self, output: &OutputSpec, dims: &Dims) -> Vec<usize> {
         let sizes = |name: &&str| sizes_of(name, dims).unwrap_or_default();
         output.shape.iter().flat_map(sizes).collect()

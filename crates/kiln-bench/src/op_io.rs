@@ -103,7 +103,7 @@ pub fn run(request: &Request) -> Result<(), String> {
         }
     }
     request.op.refuse(&inputs)?;
-    let cotangents = cotangents(spec, &tensors, &dims, dtype)?;
+    let cotangents = cotangents(request.op, &tensors, &dims, &attributes, dtype)?;
 
     let device = &request.opened.device;
     if !device.supports_dtype(dtype) {
@@ -123,17 +123,18 @@ pub fn run(request: &Request) -> Result<(), String> {
         fused && (request.kernel == Implementation::Fused || request.op.kernels_take(&shapes));
     let implementation = if fused { Implementation::Fused } else { Implementation::Reference };
     let placeholders = spec.outputs.iter().map(|output| {
-        let shape = spec.output_shape(output, &dims);
+        let shape = request.op.output_shape(output, &dims, &attributes);
         let n = shape.iter().product();
         BoundedTensor::new(shape, vec![Number::exact(0.0); n])
     });
+    let placeholders = placeholders.collect();
     let data = Data {
         inputs,
         attributes,
         special: None,
         empty: false,
         cotangents,
-        outputs: placeholders.collect(),
+        outputs: placeholders,
         gradients: vec![],
     };
     let run = gate::execute(request.op, &data, dtype, Layout::Allocated, device, implementation)
@@ -262,11 +263,13 @@ fn inputs(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(Vec<HostTensor>, DT
 
 /// One for each output if any is given, zero where it is not; none without a backward.
 fn cotangents(
-    spec: &Spec,
+    op: &dyn Operator,
     tensors: &SafeTensors<'_>,
     dims: &crate::registry::Dims,
+    attributes: &Attributes,
     dtype: DType,
 ) -> Result<Vec<HostTensor>, String> {
+    let spec = op.spec();
     let given = spec.outputs.iter().any(|o| tensors.tensor(&format!("grad.{}", o.name)).is_ok());
     if !given {
         return Ok(vec![]);
@@ -277,7 +280,7 @@ fn cotangents(
     let mut cotangents = vec![];
     for output in spec.outputs {
         let name = format!("grad.{}", output.name);
-        let shape = spec.output_shape(output, dims);
+        let shape = op.output_shape(output, dims, attributes);
         let Ok(view) = tensors.tensor(&name) else {
             let n = shape.iter().product();
             cotangents.push(HostTensor::new(shape, vec![0.0; n]));

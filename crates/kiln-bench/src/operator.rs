@@ -413,6 +413,16 @@ pub trait Operator: Sync {
         self.spec().inputs[input].holds.optional()
     }
 
+    /// The shape of an output for inputs with these dimensions.
+    fn output_shape(
+        &self,
+        output: &OutputSpec,
+        dims: &Dims,
+        _attributes: &Attributes,
+    ) -> Vec<usize> {
+        self.spec().output_shape(output, dims)
+    }
+
     /// Dimensions that may be 0; a call where another one is 0 is refused.
     fn may_be_zero(&self) -> &'static [&'static str] {
         &["..."]

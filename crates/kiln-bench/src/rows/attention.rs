@@ -19,6 +19,24 @@ pub(crate) struct Row;
 /// The input that holds the ends of documents.
 const ENDS: usize = 3;
 
+pub(super) const CU_SEQLENS: InputSpec = InputSpec {
+    name: "cu_seqlens",
+    shape: &["N"],
+    holds: Holds::Ends("T"),
+    mean: 0.0,
+    fan_in: None,
+};
+pub(super) const CAUSAL: Attribute =
+    Attribute { name: "causal", default: "true", kind: Kind::Flag };
+pub(super) const SCALE: Attribute =
+    Attribute { name: "scale", default: "D^-½", kind: Kind::Optional };
+pub(super) const WINDOW: Attribute =
+    Attribute { name: "window", default: "none", kind: Kind::OptionalInteger(1) };
+pub(super) const SOFTCAP: Attribute =
+    Attribute { name: "softcap", default: "none", kind: Kind::OptionalAbove(0.0) };
+
+pub(super) const FAMILIES: &[&str] = &["wgmma", "mma", "simt"];
+
 const SPEC: Spec = Spec {
     name: "attention",
     formula: "y = softmax(cap(scale · q·kᵀ) + mask) · v; causal: query t sees keys up to t + S - T",
@@ -44,26 +62,15 @@ const SPEC: Spec = Spec {
             mean: 0.3,
             fan_in: None,
         },
-        InputSpec {
-            name: "cu_seqlens",
-            shape: &["N"],
-            holds: Holds::Ends("T"),
-            mean: 0.0,
-            fan_in: None,
-        },
+        CU_SEQLENS,
     ],
-    attributes: &[
-        Attribute { name: "causal", default: "true", kind: Kind::Flag },
-        Attribute { name: "scale", default: "D^-½", kind: Kind::Optional },
-        Attribute { name: "window", default: "none", kind: Kind::OptionalInteger(1) },
-        Attribute { name: "softcap", default: "none", kind: Kind::OptionalAbove(0.0) },
-    ],
+    attributes: &[CAUSAL, SCALE, WINDOW, SOFTCAP],
     outputs: &[OutputSpec { name: "y", shape: &["B", "H", "T", "D"], f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };
 
-fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
+pub(super) fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
     oracle::Dims {
         batch: q[0],
         heads: q[1],
@@ -74,7 +81,7 @@ fn dims(q: &[usize], k: &[usize]) -> oracle::Dims {
     }
 }
 
-fn options(attributes: &Attributes) -> AttentionOptions {
+pub(super) fn options(attributes: &Attributes) -> AttentionOptions {
     AttentionOptions {
         causal: attributes.flag("causal"),
         scale: attributes.optional("scale"),
@@ -84,18 +91,18 @@ fn options(attributes: &Attributes) -> AttentionOptions {
 }
 
 /// As the oracle takes it, with the ends of documents.
-fn rule(attributes: &Attributes, width: usize, ends: &[i64]) -> oracle::Rule {
+pub(super) fn rule(attributes: &Attributes, width: usize, ends: &[i64]) -> oracle::Rule {
     let documents = ends.iter().map(|end| *end as usize).collect();
     let rule = oracle::Rule::new(options(attributes), width);
     oracle::Rule { documents: (!ends.is_empty()).then_some(documents), ..rule }
 }
 
-/// The documents, if there are any.
-fn documents(call: &Call<'_>) -> Result<Option<Documents>, OpError> {
-    if call.inputs[ENDS].shape()[0] == 0 {
+/// The documents whose ends an input holds, if there are any.
+pub(super) fn documents(call: &Call<'_>, ends: usize) -> Result<Option<Documents>, OpError> {
+    if call.inputs[ends].shape()[0] == 0 {
         return Ok(None);
     }
-    let ends: Vec<i64> = call.int(ENDS).into_data().iter().collect();
+    let ends: Vec<i64> = call.int(ends).into_data().iter().collect();
     let end = |end: i64| {
         usize::try_from(end).map_err(|_| OpError::Attribute {
             op: SPEC.name,
@@ -105,7 +112,30 @@ fn documents(call: &Call<'_>) -> Result<Option<Documents>, OpError> {
         })
     };
     let ends = ends.into_iter().map(end).collect::<Result<Vec<_>, _>>()?;
-    Documents::from_cu_seqlens(&ends, &call.float::<4>(0).device()).map(Some)
+    Documents::from_cu_seqlens(&ends, &call.rows(0).device()).map(Some)
+}
+
+/// Whether numbers of a kind are defined: a query whose scores are −∞ takes nothing in, and the weights 0 of keys that it
+/// does not see are multiplied, too.
+pub(super) fn takes(special: Special) -> bool {
+    !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
+}
+
+/// Attributes by a random number.
+pub(super) fn vary(case: Case, number: &mut u64) -> Case {
+    let case = match super::pick(number, &[0, 1, 2, 3]) {
+        0 => case.with("causal", false),
+        1 => case.with("window", super::pick(number, &[1, 7, 32, 100])),
+        _ => case,
+    };
+    let case = match super::pick(number, &[0, 1, 2, 3]) {
+        0 => case.with("softcap", super::pick(number, &[2.5, 30.0])),
+        _ => case,
+    };
+    match super::pick(number, &[0, 1, 2]) {
+        0 => case.with("scale", super::pick(number, &[0.3, 1.0, -0.5, 0.0])),
+        _ => case,
+    }
 }
 
 fn tensors(call: &Call<'_>) -> [Tensor<4>; 3] {
@@ -118,7 +148,7 @@ impl Operator for Row {
     }
 
     fn families(&self) -> &'static [&'static str] {
-        &["wgmma", "mma", "simt"]
+        FAMILIES
     }
 
     // Few queries.
@@ -128,7 +158,7 @@ impl Operator for Row {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let ([q, k, v], options) = (tensors(call), options(call.attributes));
-        let y = match documents(call)? {
+        let y = match documents(call, ENDS)? {
             Some(documents) => attention_documents(q, k, v, &documents, options)?,
             None => attention(q, k, v, options)?,
         };
@@ -137,7 +167,7 @@ impl Operator for Row {
 
     #[cfg(feature = "cube")]
     fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
-        let documents = documents(call).expect("the call was checked");
+        let documents = documents(call, ENDS).expect("the call was checked");
         let options = options(call.attributes);
         let (y, lse) = backend::forward(tensors(call), documents.as_ref(), options);
         vec![y.flatten(0, 2), lse.flatten(0, 1)]
@@ -145,7 +175,7 @@ impl Operator for Row {
 
     #[cfg(feature = "cube")]
     fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
-        let documents = documents(call).expect("the call was checked");
+        let documents = documents(call, ENDS).expect("the call was checked");
         let inputs = tensors(call);
         let shape = inputs[0].dims();
         let [batch, heads, rows, _] = shape;
@@ -203,19 +233,7 @@ impl Operator for Row {
     }
 
     fn vary(&self, case: Case, mut number: u64) -> Case {
-        let case = match super::pick(&mut number, &[0, 1, 2, 3]) {
-            0 => case.with("causal", false),
-            1 => case.with("window", super::pick(&mut number, &[1, 7, 32, 100])),
-            _ => case,
-        };
-        let case = match super::pick(&mut number, &[0, 1, 2, 3]) {
-            0 => case.with("softcap", super::pick(&mut number, &[2.5, 30.0])),
-            _ => case,
-        };
-        match super::pick(&mut number, &[0, 1, 2]) {
-            0 => case.with("scale", super::pick(&mut number, &[0.3, 1.0, -0.5, 0.0])),
-            _ => case,
-        }
+        vary(case, &mut number)
     }
 
     fn shrink(&self, dims: &mut Dims, _dtype: DType) -> Vec<[usize; 2]> {
@@ -229,9 +247,8 @@ impl Operator for Row {
         sizes.into_iter().chain([batches]).collect()
     }
 
-    // A query whose scores are −∞ takes nothing in, and the weights 0 of keys that it does not see are multiplied, too.
     fn takes(&self, _input: &str, special: Special) -> bool {
-        !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
+        takes(special)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

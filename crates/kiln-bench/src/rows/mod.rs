@@ -3,6 +3,7 @@
 mod adamw;
 mod add_rms_norm;
 mod attention;
+mod attention_qkv;
 mod bk;
 mod cross_entropy;
 mod embedding;
@@ -39,6 +40,7 @@ pub(crate) const ALL: &[&dyn Operator] = &[
     &swiglu::Row,
     &swiglu_mlp::Row,
     &attention::Row,
+    &attention_qkv::Row,
     &bk::Row,
     &mhc_pre::Row,
     &mhc_post::Row,

@@ -13,26 +13,24 @@ pub(crate) struct Row;
 
 const QKV: &[&str] = &["B", "T", "W"];
 
+pub(super) const HEADS: Attribute =
+    Attribute { name: "heads", default: "1", kind: Kind::IntegerAtLeast(1) };
+pub(super) const KV_HEADS: Attribute =
+    Attribute { name: "kv_heads", default: "1", kind: Kind::IntegerAtLeast(1) };
+
 const SPEC: Spec = Spec {
     name: "rope_qkv",
     formula: "rope of the heads of queries and of keys in [queries | keys | values]; \
               W is (heads + 2·kv_heads)·D",
     inputs: &[InputSpec { name: "qkv", shape: QKV, holds: Holds::Float, mean: 0.2, fan_in: None }],
-    attributes: &[
-        BASE,
-        LAYOUT,
-        OFFSET,
-        TRUNCATED,
-        Attribute { name: "heads", default: "1", kind: Kind::IntegerAtLeast(1) },
-        Attribute { name: "kv_heads", default: "1", kind: Kind::IntegerAtLeast(1) },
-    ],
+    attributes: &[BASE, LAYOUT, OFFSET, TRUNCATED, HEADS, KV_HEADS],
     outputs: &[OutputSpec { name: "rotated", shape: QKV, f32: false, constant: false }],
     differentiable: true,
     kernel: true,
 };
 
 /// Heads of the queries, and of keys and of values.
-fn heads(attributes: &Attributes) -> [usize; 2] {
+pub(super) fn heads(attributes: &Attributes) -> [usize; 2] {
     ["heads", "kv_heads"].map(|name| attributes.integer(name) as usize)
 }
 

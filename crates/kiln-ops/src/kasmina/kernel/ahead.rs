@@ -5,7 +5,7 @@
 use super::backward::{Columns, Wanted, columns};
 use super::{Garden, Place, Plan, Sizes};
 use crate::device::Hardware;
-use crate::tile::cuda::ptx::{copy_16, copy_commit, copy_wait, global_address};
+use crate::tile::cuda::ptx::{copy_16, copy_commit, copy_wait, global_address, unknown};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
@@ -18,10 +18,17 @@ const BYTES: usize = 16;
 
 /// Whether a backward goes down its parts of `share` rows so, a vector of so many bytes at a time: where a unit has more rows
 /// than the ring.
-pub(super) fn takes(client: &Client, plan: Plan, share: usize, bytes: usize) -> bool {
+pub(super) fn takes(
+    client: &Client,
+    plan: Plan,
+    wanted: Wanted,
+    share: usize,
+    bytes: usize,
+) -> bool {
     let units = (plan.columns * plan.below) as usize;
-    // Rings of x and of dy, and what is added up at the end.
-    let shared = 2 * STAGES * ROWS * units * BYTES + super::SHARED;
+    let ring = STAGES * ROWS * units * BYTES;
+    // For sums a second ring, and what is added up at the end.
+    let shared = if wanted.sums { 2 * ring + super::SHARED } else { ring };
     let long = wraps(plan, share);
     let fits = shared <= client.properties().hardware.max_shared_memory_size;
     long && bytes == BYTES && fits && Hardware::of(client).async_copies
@@ -63,12 +70,6 @@ impl Ring {
     }
 }
 
-/// A word that the compiler does not know: what it knows it makes again in every stage.
-#[cube]
-fn unknown(word: u32) -> u32 {
-    plane_shuffle(word, UNIT_POS_PLANE)
-}
-
 /// Writes the columns of dx, and adds up dy and x·dy.
 #[cube]
 pub(super) fn down<E: Float, W: Float, I: Int, N: Size>(
@@ -86,10 +87,12 @@ pub(super) fn down<E: Float, W: Float, I: Int, N: Size>(
     let ring = comptime!(STAGES * ROWS * units);
     let rings = comptime!(if wanted.sums { 2 } else { 1 });
     let shared = Shared::<[Vector<E, N>]>::new_aligned_slice(comptime!(rings * ring), 128usize);
+    // What the compiler knows it makes again in every stage.
     let own = unknown(UNIT_POS);
     let to =
         unknown(generic_to_shared::<Vector<E, N>>(shared.as_ptr())) + own * comptime!(BYTES as u32);
-    let (first, last) = (unknown(place.first as u32) as usize, place.last);
+    let first = place.part * sizes.share + unknown(UNIT_POS_Y) as usize;
+    let last = place.last;
     let column = u64::cast_from(place.at) * comptime!(BYTES as u64);
     let from = global_address::<Vector<E, N>>(dy.as_ptr()) + column;
     let of_dy = Ring { from, stride: sizes.dy, to, first, last };
@@ -106,8 +109,9 @@ pub(super) fn down<E: Float, W: Float, I: Int, N: Size>(
         copy_commit();
     }
     let of = columns::<W, I, N>(garden, place, wanted);
-    if of.reads_dy && place.own {
-        let whole = place.count / comptime!(ROWS);
+    let reads = of.reads_dy && place.own;
+    let whole = place.count / comptime!(ROWS);
+    if reads {
         for stage in 0..whole {
             // Where the stage before was, which has been read.
             of_dy.ask(stage + comptime!(STAGES - 1), plan);
@@ -125,12 +129,13 @@ pub(super) fn down<E: Float, W: Float, I: Int, N: Size>(
                 take(&shared, held, ring, dx, to, sums, &of, wanted);
             }
         }
-        copy_wait(0u32);
-        if whole * comptime!(ROWS) < place.count {
-            let held = whole % comptime!(STAGES) * comptime!(ROWS * units) + own as usize;
-            let row = first + whole * comptime!(ROWS * step);
-            take(&shared, held, ring, dx, row * sizes.vectors + place.at, sums, &of, wanted);
-        }
+    }
+    // Nothing is under way into memory that may have another use afterwards.
+    copy_wait(0u32);
+    if reads && whole * comptime!(ROWS) < place.count {
+        let held = whole % comptime!(STAGES) * comptime!(ROWS * units) + own as usize;
+        let row = first + whole * comptime!(ROWS * step);
+        take(&shared, held, ring, dx, row * sizes.vectors + place.at, sums, &of, wanted);
     }
 }
 

@@ -22,8 +22,6 @@ pub(super) struct Wanted {
     pub(super) sums: bool,
     /// Others see to chunks with MLPs.
     pub(super) mlps: bool,
-    /// Whether rows come through shared memory.
-    pub(super) ahead: bool,
 }
 
 /// What a unit makes of its columns.
@@ -32,10 +30,8 @@ pub(super) struct Wanted {
 pub(super) struct Columns<N: Size> {
     /// What dy is multiplied with.
     pub(super) by: Vector<f32, N>,
-    /// Whether dx is written.
-    pub(super) writes: bool,
     /// What is read: what nobody wants is not. Most seeds have no use for x, and where all is blended with an MLP others
-    /// read.
+    /// read. Where dx is wanted it is written for all of dy that is read.
     pub(super) reads_dy: bool,
     pub(super) reads_x: bool,
 }
@@ -65,12 +61,11 @@ pub(super) fn columns<W: Float, I: Int, N: Size>(
             others = others || !of.mlp;
         }
     }
-    let writes = others && place.own;
     let mut reads_dy = others;
     if comptime!(!wanted.x) {
         reads_dy = blended;
     }
-    Columns::<N> { by, writes, reads_dy, reads_x }
+    Columns::<N> { by, reads_dy, reads_x }
 }
 
 /// Brings together what the units below each other have seen, and leaves it.
@@ -120,6 +115,7 @@ fn down<E: Float, W: Float, I: Int, N: Size>(
         held_x = load::<E, N>(x, sizes.x, place, 0, plan);
     }
     let of = columns::<W, I, N>(garden, place, wanted);
+    let writes = of.reads_dy && place.own;
     let step = comptime!(plan.below as usize);
     let groups = (place.count + comptime!(ROWS - 1)) / comptime!(ROWS);
     for group in 0..groups {
@@ -129,7 +125,7 @@ fn down<E: Float, W: Float, I: Int, N: Size>(
         for r in 0..ROWS {
             if before + r < place.count {
                 let d = Vector::<f32, N>::cast_from(held[r]);
-                if comptime!(wanted.x) && of.writes {
+                if comptime!(wanted.x) && writes {
                     let at = (first + r * step) * sizes.vectors + place.at;
                     dx[at] = Vector::cast_from(d * of.by);
                 }
@@ -166,6 +162,7 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
     sizes: Sizes,
     #[comptime] plan: Plan,
     #[comptime] wanted: Wanted,
+    #[comptime] ahead: bool,
     #[define(E, W, I)] _dtypes: [ElemType; 3],
 ) {
     let place = place(&sizes, plan);
@@ -174,7 +171,7 @@ fn backward_kernel<E: Float, W: Float, I: Int, N: Size>(
     for kind in 0..2usize {
         found[kind] = Vector::new(0.0f32);
     }
-    if comptime!(wanted.ahead) {
+    if comptime!(ahead) {
         ahead::down::<E, W, I, N>(x, dy, garden, dx, &mut found, &sizes, &place, plan, wanted);
     } else {
         down::<E, W, I, N>(x, dy, garden, dx, &mut found, &sizes, &place, plan, wanted);
@@ -291,10 +288,10 @@ pub(crate) fn backward(
     let unused = |dtype| launch::unused(&like, dtype);
     let address = launch::address_type(&[&x.tensor, &dy.tensor, &like, &sums, &of.rows]);
     let share = plan.parts(&client, limits::reckoned(dy.rows), vectors).share;
-    let ahead = ahead::takes(&client, plan, share, size * dtype.size());
-    let kernel = Wanted { x: wanted[0], sums: sums_wanted, mlps, ahead };
+    let makes = Wanted { x: wanted[0], sums: sums_wanted, mlps };
+    let ahead = ahead::takes(&client, plan, makes, share, size * dtype.size());
     let ways = [("ring wraps", ahead && ahead::wraps(plan, parts.share))];
-    launch::plans::note("kasmina backward", &(&plan, &kernel, size, address), &ways);
+    launch::plans::note("kasmina backward", &(&plan, &makes, ahead, size, address), &ways);
     let (strides, types) = ([x.stride / size, dy.stride / size], of.types(dtype));
     // SAFETY: rows and columns are within the tensors; gradients that are not wanted are not written.
     unsafe {
@@ -311,7 +308,8 @@ pub(crate) fn backward(
             sums.clone().into_buffer_arg(),
             SizesLaunch::new(dy.rows, vectors, parts.tiles, parts.share, strides[0], strides[1]),
             plan,
-            kernel,
+            makes,
+            ahead,
             types,
         );
     }

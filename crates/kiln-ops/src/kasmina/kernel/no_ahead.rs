@@ -4,7 +4,7 @@ use super::backward::Wanted;
 use super::{Garden, Place, Plan, Sizes};
 use cubecl::prelude::*;
 
-pub(super) fn takes(_: &Client, _: Plan, _share: usize, _bytes: usize) -> bool {
+pub(super) fn takes(_: &Client, _: Plan, _: Wanted, _share: usize, _bytes: usize) -> bool {
     false
 }
 

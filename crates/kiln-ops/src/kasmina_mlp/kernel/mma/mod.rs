@@ -314,12 +314,6 @@ fn off(sum: f32, unit: u32, wide: usize, #[comptime] all: bool) -> bool {
     if comptime!(all) { sum <= 0.0 } else { unit >= wide as u32 || sum <= 0.0 }
 }
 
-/// A word that the compiler does not know, so that it is kept and not made again wherever it is needed.
-#[cube]
-fn unknown(word: u32) -> u32 {
-    plane_shuffle(word, UNIT_POS_PLANE)
-}
-
 /// (1 − alpha)·x + alpha·out of 16 rows.
 #[cube]
 fn store_rows<E: Float>(

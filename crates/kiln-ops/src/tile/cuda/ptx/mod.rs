@@ -49,6 +49,12 @@ fn list(n: usize, x: impl Fn(usize) -> String) -> String {
     (0..n).map(x).collect::<Vec<_>>().join(", ")
 }
 
+/// A word that the compiler does not know, so that it is kept and not made again wherever it is needed.
+#[cube]
+pub(crate) fn unknown(word: u32) -> u32 {
+    plane_shuffle(word, UNIT_POS_PLANE)
+}
+
 /// log2(x) by `lg2.approx`.
 #[cube]
 pub(crate) fn log2(x: f32) -> f32 {
