@@ -1,6 +1,6 @@
 //! The whole life of seeds while a small model trains: they germinate, learn by themselves, are grafted in, frozen, measured,
 //! learn once more, and become part of the model. Run it from the top of the repository, on whatever device there is; the
-//! picture of states, alphas and losses is in `runs/seed_life/seeds.svg`:
+//! picture of states, alphas and losses is in `runs/seed_life/seeds.svg`, in the place of that of the run before:
 //!
 //! ```text
 //! cargo run --release --example seed_life
@@ -52,8 +52,11 @@ struct Says;
 impl Observer for Says {
     fn seed_stepped(&mut self, of: &SeedStep) {
         let gain = of.gain.map_or(String::new(), |gain| format!(", a gain of {gain:.4}"));
+        let shut = of.shut.as_ref().map_or(String::new(), |shut| format!("; {shut}"));
         let SeedStep { step, block, seed, from, to, .. } = of;
-        println!("step {step}: seed {seed} of block {block} goes from {from:?} to {to:?}{gain}");
+        println!(
+            "step {step}: seed {seed} of block {block} goes from {from:?} to {to:?}{gain}{shut}"
+        );
     }
 
     fn evaluated(&mut self, of: &Evaluation) {

@@ -4,7 +4,7 @@ use crate::attributes::Attributes;
 use crate::files;
 use crate::gate::{self, Data};
 use crate::host::{BoundedTensor, HostTensor, Layout};
-use crate::registry::{Holds, Operator, Spec, all};
+use crate::registry::{Holds, Operator, OutputSpec, Spec, all};
 use burn::tensor::{DType, TensorData};
 use kiln_ops::device::Opened;
 use kiln_ops::oracle::Number;
@@ -165,14 +165,20 @@ pub fn run(request: &Request) -> Result<(), String> {
 
 /// Refuses tensors that are neither an input nor the cotangent of an output.
 fn known_names(spec: &Spec, tensors: &SafeTensors<'_>) -> Result<(), String> {
-    let inputs = spec.inputs.iter().map(|i| i.name.to_string());
-    let known: Vec<String> =
-        inputs.chain(spec.outputs.iter().map(|o| format!("grad.{}", o.name))).collect();
+    let cotangent = |output: &OutputSpec| format!("grad.{}", output.name);
+    let known = |name: &str| {
+        spec.inputs.iter().any(|input| input.name == name)
+            || spec.outputs.iter().any(|output| cotangent(output) == name)
+    };
     let mut names = tensors.names();
     names.sort_unstable();
-    match names.iter().find(|name| !known.iter().any(|k| k == *name)) {
+    match names.into_iter().find(|name| !known(name)) {
         Some(name) => {
-            Err(format!("{}: unknown tensor `{name}`, expected {}", spec.name, known.join(", ")))
+            let taken = spec.outputs.iter().filter(|of| spec.differentiable && !of.constant);
+            let inputs = spec.inputs.iter().map(|input| input.name.to_string());
+            let expected: Vec<String> = inputs.chain(taken.map(cotangent)).collect();
+            let expected = expected.join(", ");
+            Err(format!("{}: unknown tensor `{name}`, expected {expected}", spec.name))
         }
         None => Ok(()),
     }

@@ -3,7 +3,9 @@
 use crate::stderr::say;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kiln_lm::data;
-use kiln_lm::train::{Evaluation, Observer, Outcome, SeedStep, Start, StepMetrics, Summary};
+use kiln_lm::train::{
+    Evaluation, Observer, Outcome, SeedStep, Start, StepMetrics, Summary, TransitionError,
+};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -214,13 +216,16 @@ impl Observer for Progress {
     }
 
     fn seed_stepped(&mut self, seed: &SeedStep) {
-        let SeedStep { step, block, seed, from, to, gain, reconstruction, .. } = *seed;
+        let SeedStep { step, block, seed, from, to, gain, reconstruction, shut, .. } = seed;
         let mut line = format!("step {step}: seed {block}.{seed} {from:?} -> {to:?}");
         if let Some(gain) = gain {
-            line += &format!(", a gain of {}", small(gain));
+            line += &format!(", a gain of {}", small(*gain));
         }
         if let Some(loss) = reconstruction {
-            line += &format!(", reconstruction loss {}", small(loss));
+            line += &format!(", reconstruction loss {}", small(*loss));
+        }
+        if let Some(TransitionError::Gate { metric, found, expected, .. }) = shut {
+            line += &format!(": {metric} was {found}, expected {expected}");
         }
         self.printer.print(&line);
     }

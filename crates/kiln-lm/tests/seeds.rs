@@ -144,6 +144,12 @@ fn every_seed_has_an_mlp_of_its_own() {
     let found: Vec<_> = germinated.map(|of| (of.block, of.seed, of.mlp)).collect();
     let expected = [(0, 0, Some(0)), (1, 0, Some(0)), (0, 1, Some(1)), (1, 1, Some(1))];
     assert_eq!(found[..4], expected, "{found:?}");
+    // Which gate it was, in its own words.
+    let culled = memory.seeds.iter().find(|of| of.to == SeedState::Culled).unwrap();
+    let shut = culled.shut.as_ref().unwrap().to_string();
+    let begins = "kasmina: seed 0 cannot become Grafting: reconstruction_loss is ";
+    assert!(shut.starts_with(begins) && shut.ends_with("expected at most 0"), "{shut}");
+    assert!(memory.seeds.iter().all(|of| of.to == SeedState::Culled || of.shut.is_none()));
 }
 
 /// Seeds of one MLP do not live at the same time; one that learns nothing is taken out, and the next one has its MLP.
@@ -183,6 +189,10 @@ fn configurations_that_do_not_fit_are_refused() {
             "model.seeds is 9, must be from 1 to model.width (8)",
         ),
         (&["model.mlp=kasmina", "model.seed_mlps=0"], "model.seed_mlps is 0, must be from 1"),
+        (
+            &["model.mlp=kasmina", "model.seeds=2", "model.seed_mlps=3"],
+            "model.seed_mlps is 3, must be from 1 to model.seeds (2)",
+        ),
         (&["seeds.epoch_steps=0"], "seeds.epoch_steps is 0, must be 1 or more"),
         (&["seeds.final_stability=1.5"], "seeds.final_stability is 1.5, must be from 0 to 1"),
         (&["seeds.reconstruction_loss=nan"], "seeds.reconstruction_loss is NaN, must be 0 or more"),

@@ -139,7 +139,10 @@ impl Config {
             let (seeds, width) = (model.resolved_seeds(), model.width);
             let allowed = format_args!("be from 1 to model.width ({width})").to_string();
             to.check_with((1..=width).contains(&seeds), "model.seeds", ALSO, seeds, allowed);
-            to.size("model.seed_mlps", model.resolved_seed_mlps(), 1);
+            // A seed takes one in its life.
+            let (mlps, also) = (model.resolved_seed_mlps(), &["model.seeds", "model.mlp"]);
+            let allowed = format_args!("be from 1 to model.seeds ({seeds})").to_string();
+            to.check_with((1..=seeds).contains(&mlps), "model.seed_mlps", also, mlps, allowed);
         }
         if model.has(MixerKind::Attention) {
             check_heads(model, to);
@@ -198,7 +201,7 @@ impl Config {
         to.at_least_one("seeds.patience", seeds.patience);
         to.at_least_one("seeds.eval_batches", seeds.eval_batches);
         let most = f64::from(seeds.reconstruction_loss);
-        to.number("seeds.reconstruction_loss", most, "be 0 or more", |v| v >= 0.0);
+        to.number("seeds.reconstruction_loss", most, "be 0 or more and finite", |v| v >= 0.0);
         for (key, value) in [
             ("seeds.culled_below", seeds.culled_below),
             ("seeds.total_improvement", seeds.total_improvement),

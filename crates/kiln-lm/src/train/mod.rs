@@ -24,6 +24,7 @@ mod steps;
 mod trained;
 
 pub use error::TrainError;
+pub use kiln_nn::kasmina::TransitionError;
 pub use observer::{Evaluation, Observer, Outcome, Start, StepMetrics, Summary};
 pub use seeds::SeedStep;
 pub use trained::{Trained, Which};

@@ -13,7 +13,9 @@ use crate::model::Transformer;
 use crate::run::{Kind, Record};
 use burn::module::Module;
 use burn::tensor::DType;
-use kiln_nn::kasmina::{Blend, Life, Lifecycle, Schedule, SeedMetrics, SeedState, following};
+use kiln_nn::kasmina::{
+    Blend, Life, Lifecycle, Schedule, SeedMetrics, SeedState, TransitionError, following,
+};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -21,7 +23,7 @@ use std::collections::BTreeMap;
 const WINDOW: usize = 5;
 
 /// A seed has gone from one state to another.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SeedStep {
     /// Optimizer steps done.
     pub step: u64,
@@ -39,6 +41,8 @@ pub struct SeedStep {
     pub gain: Option<f32>,
     /// The loss of its blueprint, of a seed that was in training.
     pub reconstruction: Option<f32>,
+    /// The gate that stayed shut, of a seed that was taken out since it was not let through for too long.
+    pub shut: Option<TransitionError>,
 }
 
 /// The lives of the seeds of each block that has some.
@@ -184,19 +188,20 @@ fn free_mlp(lifecycle: &Lifecycle, mlps: usize) -> Option<usize> {
     unused.or_else(|| (0..mlps).find(|mlp| had(*mlp).all(ended)))
 }
 
-/// Sends a seed as far as it may go; at most one state further.
+/// Sends a seed as far as it may go; at most one state further. Returns the gate that stayed shut if it went elsewhere.
 fn send(
     lifecycle: &mut Lifecycle,
     config: &SeedsConfig,
     seed: usize,
     metrics: &SeedMetrics,
     failing: bool,
-) {
+) -> Option<TransitionError> {
     let life = &lifecycle.lives()[seed];
     let (state, epochs, alpha) = (life.seed().state, life.epochs(), life.seed().alpha);
     // Alpha needs its ramp.
     let least = if state == SeedState::Grafting { config.ramp } else { 1 };
-    let worn = epochs >= config.patience * lifecycle.config().minimum(state).max(least);
+    let worn =
+        epochs >= config.patience.saturating_mul(lifecycle.config().minimum(state).max(least));
     let ways: &[SeedState] = match state {
         _ if failing => &[SeedState::Culled, SeedState::RolledBack],
         SeedState::Germinated => &[SeedState::Training],
@@ -214,7 +219,14 @@ fn send(
         _ => &[],
     };
     // What is refused is asked for again after the next epoch.
-    let _ = ways.iter().any(|to| lifecycle.transition(seed, *to, metrics).is_ok());
+    let mut shut = None;
+    for to in ways {
+        match lifecycle.transition(seed, *to, metrics) {
+            Ok(()) => return shut.filter(|_| !failing),
+            Err(error) => shut = shut.or(Some(error)),
+        }
+    }
+    None
 }
 
 impl Trainer {
@@ -245,6 +257,7 @@ impl Trainer {
         }
         let norms = if garden.by_norms() { self.norms()? } else { BTreeMap::new() };
         let before = garden.states();
+        let mut shut = BTreeMap::new();
         for (block, lifecycle) in &mut garden.lives {
             let lives = lifecycle.lives();
             let norm = |seed: usize| {
@@ -273,7 +286,8 @@ impl Trainer {
                 let broken = metrics.error_rate == Some(1.0);
                 let asked = if broken { lifecycle.error(seed).ok().flatten() } else { None };
                 let failing = asked.is_some() || failing.contains(&seed);
-                send(lifecycle, &garden.config, seed, metrics, failing);
+                let gate = send(lifecycle, &garden.config, seed, metrics, failing);
+                shut.extend(gate.map(|gate| ((*block, seed), gate)));
             }
         }
         garden.germinate(step / garden.config.epoch_steps as u64);
@@ -285,7 +299,8 @@ impl Trainer {
                 let losses = reconstruction.get(&block).filter(|_| from == SeedState::Training);
                 let reconstruction = losses.map(|losses| losses[seed]);
                 let mlp = garden.lives[&block].lives()[seed].seed().blueprint;
-                let of = SeedStep { step, block, seed, mlp, from, to, gain, reconstruction };
+                let shut = shut.remove(&at);
+                let of = SeedStep { step, block, seed, mlp, from, to, gain, reconstruction, shut };
                 observer.seed_stepped(&of);
             }
         }

@@ -128,7 +128,7 @@ impl Observer for Memory {
         self.samples.push(text.to_string());
     }
     fn seed_stepped(&mut self, seed: &SeedStep) {
-        self.seeds.push(*seed);
+        self.seeds.push(seed.clone());
     }
     fn saved(&mut self, step: u64, _path: &Path) {
         self.saved.push(step);

@@ -20,28 +20,29 @@ pub struct LifecycleConfig {
     /// How alpha grows while a seed is grafted.
     #[config(default = "Schedule::Linear")]
     pub schedule: Schedule,
-    /// Epochs in which it grows from 0 to 1.
+    /// Epochs in which it grows from 0 to 1. A seed that is on its way when this changes goes on from its alpha.
     #[config(default = 50)]
     pub ramp: usize,
     /// Training to Grafting: the largest reconstruction loss.
     #[config(default = 0.01)]
     pub reconstruction_loss: f32,
-    /// Evaluating to FineTuning: the least stability, with a performance that is better at all.
+    /// Evaluating to FineTuning: the least stability; performance has to be better, by however little.
     #[config(default = 0.8)]
     pub stability: f32,
-    /// Evaluating to Culled: a change of performance below this,
+    /// Evaluating to Culled: the change of performance below which a seed may be culled.
     #[config(default = -0.05)]
     pub culled_below: f32,
-    /// or a share of errors above this,
+    /// Evaluating to Culled: the share of errors above which it may be culled.
     #[config(default = 0.1)]
     pub culled_error_rate: f32,
-    /// or more errors than this. As many errors of a blueprint ask for its end in any state.
+    /// Evaluating to Culled: the number of errors above which it may be culled. As many errors ask for the seed's end in any
+    /// state.
     #[config(default = 5)]
     pub errors: usize,
-    /// FineTuning to Fossilized: the least improvement over all,
+    /// FineTuning to Fossilized: the least improvement over all.
     #[config(default = 0.01)]
     pub total_improvement: f32,
-    /// and the least stability.
+    /// FineTuning to Fossilized: the least stability.
     #[config(default = 0.95)]
     pub final_stability: f32,
 }
@@ -66,13 +67,14 @@ impl LifecycleConfig {
 pub struct SeedMetrics {
     /// Loss of the blueprint on its chunk.
     pub reconstruction_loss: Option<f32>,
-    /// How much better the model is with the seed than without.
+    /// How much better the model is with the seed than without: above 0 where it is, in whatever unit the gates have, such as
+    /// by how much the validation loss is lower.
     pub performance_delta: Option<f32>,
-    /// 0 to 1.
+    /// How steady the loss is, 0 to 1, as 1 / (1 + its variance over the last epochs).
     pub stability: Option<f32>,
-    /// Share of forwards that failed.
+    /// Share of forwards whose blueprint returned what is no number, or failed in another way that the caller can tell.
     pub error_rate: Option<f32>,
-    /// How much better the model is than before the seed.
+    /// How much better the model is than before the seed, as `performance_delta`.
     pub total_improvement: Option<f32>,
     /// Norm of the blueprint's weights.
     pub weight_norm: Option<f32>,
@@ -251,7 +253,7 @@ impl Lifecycle {
         Self { config, lives, steps }
     }
 
-    /// The same lives under other rules.
+    /// The same lives under other rules. Alphas go on from where they are.
     pub fn with_config(self, config: LifecycleConfig) -> Self {
         Self { config, ..self }
     }

@@ -83,7 +83,7 @@ pub struct KasminaLayerConfig {
     pub initializer: Initializer,
 }
 
-/// Seeds around a base layer. All of their state is part of its record.
+/// Seeds around a base layer. All of their state is part of its record, as of the last [`follow`](KasminaLayer::follow).
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct KasminaLayer {
@@ -226,9 +226,9 @@ impl KasminaLayer {
         })
     }
 
-    /// The self-supervised loss of each seed that is in training, `[C]`: how well its blueprint, blended in whole, returns
-    /// the chunk in the element type of `h`, as the mean of the squares of what it is off; 0 of every other seed. `h` is the base layer's output, which
-    /// gets no gradient.
+    /// The self-supervised loss of each seed that is in training, `[C]`, f32, and 0 of every other seed: the mean square of
+    /// the difference between its chunk of `h` and what its blueprint, blended in whole, makes of it. `h` is the base layer's
+    /// output, which gets no gradient. A blueprint with a NaN makes its seed's loss one: leave that out of a sum.
     ///
     /// # Panics
     ///
@@ -307,7 +307,8 @@ impl KasminaLayer {
         Ok(stored::restore(self.rules.clone(), &seeds, stored))
     }
 
-    /// Takes over the states of `lifecycle`: one launch changes the seeds, and nothing is read.
+    /// Takes over the states of `lifecycle`: one launch changes the seeds, and nothing is read. What the lifecycle counts
+    /// afterwards, as steps of an epoch, is not in the layer's record before the next call: make one before saving.
     ///
     /// # Errors
     ///

@@ -39,8 +39,9 @@ pub enum Schedule {
 /// How far a seed is on its way; all f32, as a record holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Progress {
-    /// Epochs that count.
+    /// Epochs that count, of a ramp of so many; 0 before the first.
     pub(super) steps: f32,
+    pub(super) ramp: f32,
     /// Running mean of the weights' norm; 0 before there is one.
     pub(super) mean: f32,
     /// Epochs for which alpha is still held.
@@ -53,14 +54,23 @@ pub struct Progress {
 
 impl Progress {
     /// Numbers of a seed's progress.
-    pub(super) const NUMBERS: usize = 6;
+    pub(super) const NUMBERS: usize = 7;
 
     pub(super) fn numbers(&self) -> [f32; Self::NUMBERS] {
-        [self.steps, self.mean, self.held, self.velocity, self.failures, self.calm]
+        [self.steps, self.ramp, self.mean, self.held, self.velocity, self.failures, self.calm]
     }
 
-    pub(super) fn of([steps, mean, held, velocity, failures, calm]: [f32; Self::NUMBERS]) -> Self {
-        Self { steps, mean, held, velocity, failures, calm }
+    pub(super) fn of(numbers: [f32; Self::NUMBERS]) -> Self {
+        let [steps, ramp, mean, held, velocity, failures, calm] = numbers;
+        Self { steps, ramp, mean, held, velocity, failures, calm }
+    }
+
+    /// Keeps the way so far where the ramp is another than before.
+    fn fit(&mut self, ramp: f32) {
+        if self.ramp > 0.0 && self.ramp != ramp {
+            self.steps *= ramp / self.ramp;
+        }
+        self.ramp = ramp;
     }
 
     /// Takes the weights' norm into its mean; returns how far it is off that, relative to it.
@@ -88,6 +98,7 @@ impl Schedule {
         metrics: &SeedMetrics,
     ) -> f32 {
         let ramp = ramp.max(1) as f32;
+        progress.fit(ramp);
         let delta = metrics.performance_delta.filter(|delta| delta.is_finite()).unwrap_or(0.0);
         let drift = match self {
             Self::DriftControlled | Self::Adaptive => progress.drift(metrics),

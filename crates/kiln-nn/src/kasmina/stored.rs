@@ -1,7 +1,7 @@
 //! What only the host asks for of the seeds' lives, as tensors of a record.
 //!
 //! `lives` is `[C, 3 + 3·HISTORY]`: epochs in the state, errors, the state before, and the steps, oldest first, each as
-//! from, to and epochs, −1 where there is none. `progress` is `[C, 6]`, `steps` `[1]`: the optimizer's of this epoch.
+//! from, to and epochs, −1 where there is none. `progress` is `[C, 7]`, `steps` `[1]`: the optimizer's of this epoch.
 
 use super::lifecycle::{HISTORY, Life, Lifecycle, LifecycleConfig, Step};
 use super::schedule::Progress;

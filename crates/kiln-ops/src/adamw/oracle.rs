@@ -9,7 +9,9 @@ pub fn forward<N: Number>(
     scale: Option<N>,
     options: AdamWOptions,
 ) -> [Vec<N>; 3] {
-    let AdamWOptions { beta1, beta2, eps, .. } = options;
+    let AdamWOptions { learning_rate, beta1, beta2, eps, weight_decay, step } = options;
+    // What means that begin at 0 are too small by.
+    let seen = |beta: f64| 1.0 - beta.powf(step as f64);
     // A factor that is no f32 is rounded to one.
     let times = |x: N, factor: f64| (x * factor).off_by(1.0);
     let mut moved = [vec![], vec![], vec![]];
@@ -19,9 +21,9 @@ pub fn forward<N: Number>(
         let v = times(second[i], beta2) + times(grad * grad, 1.0 - beta2);
         // √0 has no slope.
         let root = if v.value() == 0.0 { v } else { v * v.rsqrt() };
-        let divisor = times(root, options.root()) + eps;
-        let update = times(m, options.rate()) / divisor;
-        let p = times(value[i], options.kept()) - update;
+        let divisor = times(root, seen(beta2).sqrt().recip()) + eps;
+        let update = times(m, learning_rate / seen(beta1)) / divisor;
+        let p = times(value[i], 1.0 - learning_rate * weight_decay) - update;
         moved.iter_mut().zip([p, m, v]).for_each(|(all, one)| all.push(one));
     }
     moved

@@ -22,8 +22,9 @@ pub struct Rule {
 impl Rule {
     /// Of a call with these options on heads of this width.
     pub fn new(options: AttentionOptions, width: usize) -> Self {
-        let AttentionOptions { causal, window, softcap, .. } = options;
-        Self { causal, window, scale: options.scale_for(width), softcap, documents: None }
+        let AttentionOptions { causal, scale, window, softcap } = options;
+        let scale = scale.unwrap_or((width as f64).sqrt().recip());
+        Self { causal, window, scale, softcap, documents: None }
     }
 
     /// The keys that query `t` sees.

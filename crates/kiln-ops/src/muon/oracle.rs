@@ -1,6 +1,6 @@
 //! Muon in float64.
 
-use super::MuonOptions;
+use super::{LearningRateScale, MuonOptions};
 use crate::newton_schulz::oracle;
 use crate::oracle::Number;
 
@@ -29,10 +29,16 @@ pub fn forward<N: Number>(
         let row = |row: usize| &updates[row * n + start..][..width];
         let part: Vec<N> = (0..batches * m).flat_map(row).copied().collect();
         let made = oracle::forward(&part, [batches, m, width], options.newton_schulz);
+        let (rows, columns) = (m as f64, width as f64);
+        let scale = match options.learning_rate_scale {
+            LearningRateScale::Original => f64::max(1.0, columns / rows).sqrt(),
+            LearningRateScale::MatchRmsAdamW => 0.2 * f64::max(rows, columns).sqrt(),
+        };
+        let kept = 1.0 - options.learning_rate * options.weight_decay;
         for (i, made) in made.into_iter().enumerate() {
             let at = i / width * n + start + i % width;
-            let update = times(made, options.rate(m, width));
-            values[at] = times(values[at], options.kept()) - update;
+            let update = times(made, options.learning_rate * scale);
+            values[at] = times(values[at], kept) - update;
         }
         start += width;
     }

@@ -85,7 +85,7 @@ fn training_of_an_mlp_is_seen_by_nobody_on(device: Device) {
     let config = KasminaLayerConfig::new(10, 3).with_mlps(2).with_lifecycle(rules);
     let mut layer = config.init(&device);
     assert_eq!(layer.counts(), BlueprintCounts { rows: 1, mlps: 2 });
-    assert_eq!(config.parameters(), (10 + 2 * 19 * 4 + 7 * 3) as f64);
+    assert_eq!(config.parameters(), (10 + 2 * 19 * 4 + 8 * 3) as f64);
     let x = random([6, 10], &device);
     let weight = random([10, 10], &device).require_grad();
     let mut lifecycle = layer.lifecycle().unwrap();

@@ -184,20 +184,36 @@ fn an_epoch_is_some_steps() {
     assert_eq!(passed, [false, false, true, false, false, true, false]);
 }
 
-/// Alphas of a seed over the epochs of its grafting.
-fn alphas(schedule: Schedule, metrics: &[SeedMetrics]) -> Vec<f32> {
+/// A seed that is to be grafted under this schedule, over ten epochs.
+fn grafting(schedule: Schedule) -> Lifecycle {
     let config = LifecycleConfig::new().with_schedule(schedule).with_ramp(10);
     let mut lifecycle = Lifecycle::new(1, config.with_minimum_epochs([0; 5]));
     lifecycle.germinate(0, 0, Blend::Lerp).unwrap();
     lifecycle.transition(0, Training, &GOOD).unwrap();
     lifecycle.transition(0, Grafting, &GOOD).unwrap();
     assert_eq!(lifecycle.lives()[0].seed().alpha, 0.0);
-    let epoch = |metrics: &SeedMetrics| {
-        assert!(lifecycle.epoch(&[*metrics]).is_empty());
-        lifecycle.lives()[0].seed().alpha
-    };
-    metrics.iter().map(epoch).collect()
+    lifecycle
 }
+
+/// Its alpha after one more epoch.
+fn next(lifecycle: &mut Lifecycle, metrics: &SeedMetrics) -> f32 {
+    assert!(lifecycle.epoch(&[*metrics]).is_empty());
+    lifecycle.lives()[0].seed().alpha
+}
+
+/// Alphas of a seed over the epochs of its grafting.
+fn alphas(schedule: Schedule, metrics: &[SeedMetrics]) -> Vec<f32> {
+    let mut lifecycle = grafting(schedule);
+    metrics.iter().map(|metrics| next(&mut lifecycle, metrics)).collect()
+}
+
+const SCHEDULES: [Schedule; 5] = [
+    Schedule::Linear,
+    Schedule::DriftControlled,
+    Schedule::Momentum,
+    Schedule::Adaptive,
+    Schedule::Stability,
+];
 
 fn near(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
@@ -209,13 +225,7 @@ fn near(found: &[f32], expected: &[f32]) {
 fn schedules() {
     let calm = SeedMetrics::default();
     let linear: Vec<f32> = (1..=12).map(|i| (i as f32 / 10.0).min(1.0)).collect();
-    for schedule in [
-        Schedule::Linear,
-        Schedule::DriftControlled,
-        Schedule::Momentum,
-        Schedule::Adaptive,
-        Schedule::Stability,
-    ] {
+    for schedule in SCHEDULES {
         near(&alphas(schedule, &[calm; 12]), &linear);
     }
     let norm = |weight_norm| SeedMetrics { weight_norm: Some(weight_norm), ..calm };
@@ -241,6 +251,22 @@ fn schedules() {
     let mut late = vec![calm; 5];
     late.extend([wild; 15]);
     assert_eq!(alphas(Schedule::Stability, &late)[19], 0.4);
+}
+
+/// A seed on its way goes on from its alpha under a longer ramp and under a shorter one.
+#[test]
+fn another_ramp_keeps_the_way_so_far() {
+    let calm = SeedMetrics::default();
+    for schedule in SCHEDULES {
+        for (ramp, expected) in [(20, 0.25), (100, 0.21), (2, 0.7), (1, 1.0), (10, 0.3)] {
+            let mut lifecycle = grafting(schedule);
+            next(&mut lifecycle, &calm);
+            near(&[next(&mut lifecycle, &calm)], &[0.2]);
+            let rules = lifecycle.config().clone().with_ramp(ramp);
+            let mut lifecycle = lifecycle.with_config(rules);
+            near(&[next(&mut lifecycle, &calm)], &[expected]);
+        }
+    }
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn expected(
 }
 
 /// The largest error of an element over what is allowed, and of a log-sum-exp.
-fn check_forward(bench: &Bench, case: &Case) -> (f64, f64) {
+fn check_forward(bench: &Bench, case: &Case, again_without: bool) -> (f64, f64) {
     let s = case.sizes;
     let (q, q_held) = bench.heads(case, 0, Some(1));
     let (k, k_held) = bench.heads(case, 1, Some(1));
@@ -234,9 +234,9 @@ fn check_forward(bench: &Bench, case: &Case) -> (f64, f64) {
     assert!(takes(&problem), "{case:?}");
     forward(&problem, &o, Some(&lse));
     let (found, found_lse) = (numbers(&o.tensor), numbers(&lse));
-    // Without a log-sum-exp the result is the same, and so it is once more.
+    // The result is the same once more, and so it is without a log-sum-exp, which is another kernel.
     let (again, _) = bench.heads(case, 0, None);
-    forward(&problem, &again, None);
+    forward(&problem, &again, (!again_without).then_some(&lse));
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert!(bits(&found) == bits(&numbers(&again.tensor)), "other bits: {case:?}");
 
@@ -271,14 +271,14 @@ fn head_errors(
     lse: &[f32],
 ) -> (f64, f64) {
     let s = &case.sizes;
-    // Weights and the result are rounded.
-    let unit = if case.dtype == DType::BF16 { 2f64.powi(-9) } else { 2f64.powi(-12) };
+    // Weights and the result are rounded, by half the distance of two neighbours at most.
+    let unit = if case.dtype == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
     let most = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { f64::max(a, b) };
     let (mut worst, mut worst_lse) = (0.0, 0.0);
     for (t, found) in lse.iter().enumerate() {
         let (out, size, row_lse) = expected(case, limits, heads, t);
         for (i, x) in result.row(t, s.width).iter().enumerate() {
-            let allowed = 1.5 * unit * (size[i] + out[i].abs()) + 1e-6;
+            let allowed = unit * (size[i] + out[i].abs()) + 1e-6;
             worst = most(worst, (f64::from(*x) - out[i]).abs() / allowed);
         }
         let found = f64::from(*found);
@@ -295,7 +295,8 @@ fn head_errors(
 fn cases() -> Vec<Case> {
     let (bf16, f16) = (DType::BF16, DType::F16);
     let mut cases = vec![];
-    for width in [16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 136, 160, 192, 200, 256] {
+    // Of each kind of tiles some: every width has kernels of its own, which take seconds to compile.
+    for width in [16, 40, 64, 72, 96, 128, 136, 192, 256] {
         cases.push(Case::new(bf16, [1, 2, 1, 256, 256, width]));
         // Ragged, more queries than keys and the other way round.
         for [queries, keys] in [[333, 333], [200, 77], [77, 300], [1, 129]] {
@@ -305,7 +306,7 @@ fn cases() -> Vec<Case> {
             cases.push(Case { causal: false, layout: Layout::Rows, ..case });
         }
     }
-    for width in [64, 96, 128, 192, 256] {
+    for width in [64, 128, 256] {
         let case = Case::new(bf16, [2, 6, 2, 390, 390, width]);
         cases.push(Case { layout: Layout::Packed, ..case });
         cases.push(Case { softcap: Some(2.0), ..case });
@@ -343,8 +344,8 @@ fn every_width_and_layout() {
     };
     let bench = Bench { device, client };
     let mut wrong = vec![];
-    for case in cases() {
-        let (out, lse) = check_forward(&bench, &case);
+    for (number, case) in cases().into_iter().enumerate() {
+        let (out, lse) = check_forward(&bench, &case, number % 9 == 0);
         let word = if out <= 1.0 && lse <= 1.0 { "ok" } else { "WRONG" };
         eprintln!("{word} out {out:.3} lse {lse:.3} of what is allowed: {case:?}");
         if word != "ok" {

@@ -115,7 +115,7 @@ fn certain(m: usize, once: Once) -> bool {
 /// Where those who multiply have taken φ, and the warp that loads may put tokens in its place.
 #[cube]
 pub(super) fn phi_is_held() {
-    sync_units(2u32, comptime!(MULTIPLY as u32 + 32));
+    meet_units(2u32, comptime!(MULTIPLY as u32 + 32));
 }
 
 /// Multiplies all tokens of the group with this cube's part of φ.

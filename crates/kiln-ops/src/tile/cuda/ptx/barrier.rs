@@ -50,6 +50,12 @@ pub(crate) fn sync_units(id: u32, #[comptime] units: u32) {
     gpu_asm!("bar.sync {i}, {n};", i = in(_) id, n = const units);
 }
 
+/// The same for units that come to it by different instructions of a kernel, which `bar.sync` does not allow.
+#[cube]
+pub(crate) fn meet_units(id: u32, #[comptime] units: u32) {
+    gpu_asm!("barrier.sync {i}, {n};", i = in(_) id, n = const units);
+}
+
 /// Arrives at it without waiting.
 #[cube]
 pub(crate) fn arrive_units(id: u32, #[comptime] units: u32) {
