@@ -69,8 +69,12 @@ impl Spec {
     }
 
     /// The shape of an output for inputs with these dimensions, where no attribute decides it.
+    ///
+    /// # Panics
+    ///
+    /// If it is not all of dimensions of inputs.
     pub fn output_shape(&self, output: &OutputSpec, dims: &Dims) -> Vec<usize> {
-        let sizes = |name: &&str| sizes_of(name, dims).unwrap_or_default();
+        let sizes = |name: &&str| sizes_of(name, dims).expect("a dimension of an input");
         output.shape.iter().flat_map(sizes).collect()
     }
 

@@ -119,15 +119,15 @@ pub fn run(request: &Request) -> Result<(), String> {
         })
     })
     .map_err(|e| e.to_string())?;
-    let fused =
-        fused && (request.kernel == Implementation::Fused || request.op.kernels_take(&shapes));
+    let takes = || request.op.kernels_take(&shapes, &attributes);
+    let fused = fused && (request.kernel == Implementation::Fused || takes());
     let implementation = if fused { Implementation::Fused } else { Implementation::Reference };
     let placeholders = spec.outputs.iter().map(|output| {
-        let shape = request.op.output_shape(output, &dims, &attributes);
+        let shape = request.op.output_shape(output, &dims, &attributes)?;
         let n = shape.iter().product();
-        BoundedTensor::new(shape, vec![Number::exact(0.0); n])
+        Ok(BoundedTensor::new(shape, vec![Number::exact(0.0); n]))
     });
-    let placeholders = placeholders.collect();
+    let placeholders = placeholders.collect::<Result<_, String>>()?;
     let data = Data {
         inputs,
         attributes,
@@ -286,7 +286,7 @@ fn cotangents(
     let mut cotangents = vec![];
     for output in spec.outputs {
         let name = format!("grad.{}", output.name);
-        let shape = op.output_shape(output, dims, attributes);
+        let shape = op.output_shape(output, dims, attributes)?;
         let Ok(view) = tensors.tensor(&name) else {
             let n = shape.iter().product();
             cotangents.push(HostTensor::new(shape, vec![0.0; n]));

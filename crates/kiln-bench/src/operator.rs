@@ -404,7 +404,7 @@ pub trait Operator: Sync {
     }
 
     /// Whether its kernels take inputs of these shapes; `auto` is the reference where they do not.
-    fn kernels_take(&self, _shapes: &[Vec<usize>]) -> bool {
+    fn kernels_take(&self, _shapes: &[Vec<usize>], _attributes: &Attributes) -> bool {
         true
     }
 
@@ -414,13 +414,17 @@ pub trait Operator: Sync {
     }
 
     /// The shape of an output for inputs with these dimensions.
+    ///
+    /// # Errors
+    ///
+    /// One line if they do not fit the attributes that decide it.
     fn output_shape(
         &self,
         output: &OutputSpec,
         dims: &Dims,
         _attributes: &Attributes,
-    ) -> Vec<usize> {
-        self.spec().output_shape(output, dims)
+    ) -> Result<Vec<usize>, String> {
+        Ok(self.spec().output_shape(output, dims))
     }
 
     /// Dimensions that may be 0; a call where another one is 0 is refused.

@@ -49,6 +49,27 @@ mod tests {
     }
 
     #[test]
+    fn what_attributes_decide() {
+        let op = find("attention_qkv").unwrap();
+        let of = |heads: usize| {
+            let case = Case::new([&[2, 3, 1032], &[0]]).with("heads", heads);
+            (case.attributes(op.spec()).unwrap(), op.spec().dims(&case.shapes).unwrap(), case)
+        };
+        // Heads of 344, 258 and 172 numbers; kernels take up to 256.
+        for (heads, takes, width) in [(1, false, 344), (2, false, 516), (4, true, 688)] {
+            let (attributes, dims, case) = of(heads);
+            assert_eq!(op.kernels_take(&case.shapes, &attributes), takes, "{heads}");
+            let output = &op.spec().outputs[0];
+            assert_eq!(op.output_shape(output, &dims, &attributes).unwrap(), [2, 3, width]);
+        }
+        let (attributes, dims, _) = of(3);
+        let error = op.output_shape(&op.spec().outputs[0], &dims, &attributes).unwrap_err();
+        let expected = "attention_qkv: `qkv` has shape [2, 3, 1032], expected [B, T, W], W a multiple of \
+                        heads + 2·kv_heads = 5";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
     fn names_are_unique_and_found() {
         let names: BTreeSet<&str> = all().iter().map(|op| op.spec().name).collect();
         assert_eq!(names.len(), all().len());

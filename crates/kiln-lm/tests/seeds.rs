@@ -108,6 +108,25 @@ fn a_resumed_life_goes_on_bit_for_bit() {
     assert!(of("whole") == of("parts"));
 }
 
+/// Under a shorter ramp a seed on its way goes on from its alpha, though its patience would be over.
+#[test]
+fn a_shorter_ramp_goes_on() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let overrides = |ramp: &'static str| with(&["seeds.most=1", "train.steps=60", ramp]);
+    let mut part = Memory::stopping_after(41);
+    part.run(&mut place.new_trainer("ramps", &overrides("seeds.ramp=40"))).unwrap();
+    use SeedState::*;
+    assert_eq!(part.seeds.last().map(|of| of.to), Some(Grafting), "{:?}", part.seeds);
+    let mut rest = Memory::default();
+    rest.run(&mut place.resume("ramps", &overrides("seeds.ramp=4")).unwrap()).unwrap();
+    assert_eq!(rest.seeds.first().map(|of| of.to), Some(Stabilization), "{:?}", rest.seeds);
+    let records = metrics::read(&place.run("ramps").join("metrics.jsonl")).unwrap();
+    let alphas = records.iter().filter_map(|record| record.get("block0.seed0.alpha"));
+    let alphas: Vec<f64> = alphas.collect();
+    assert!(alphas.is_sorted(), "{alphas:?}");
+}
+
 /// A seed whose blueprint returns no numbers is taken out, and nobody sees it: the run is the one without it, bit for bit.
 #[test]
 fn a_broken_blueprint_is_taken_out() {

@@ -106,7 +106,10 @@ mod tests {
                 let name = op.spec().name;
                 let (case, sizes) = small(*op, &timed, DType::BF16).unwrap();
                 let dims = op.spec().dims(&case.shapes).unwrap();
-                assert!(op.kernels_take(&case.shapes), "{name} {timed}: {case}");
+                assert!(
+                    op.kernels_take(&case.shapes, &case.attributes(op.spec()).unwrap()),
+                    "{name} {timed}: {case}"
+                );
                 let elements = |case: &Case| -> usize {
                     case.shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
                 };

@@ -214,7 +214,7 @@ impl Operator for Row {
         spot::attention(self, spot, d, &rule(spot.call.attributes, d.width, &ends))
     }
 
-    fn kernels_take(&self, shapes: &[Vec<usize>]) -> bool {
+    fn kernels_take(&self, shapes: &[Vec<usize>], _attributes: &Attributes) -> bool {
         shapes[0][3] <= WIDEST
     }
 

@@ -11,7 +11,7 @@ use crate::operator::*;
 use crate::special::Special;
 use burn::tensor::DType;
 use kiln_ops::OpError;
-use kiln_ops::attention::{attention_qkv, oracle};
+use kiln_ops::attention::{WIDEST, attention_qkv, oracle};
 use kiln_ops::oracle::Bounded;
 
 pub(crate) struct Row;
@@ -38,6 +38,12 @@ const SPEC: Spec = Spec {
     differentiable: true,
     kernel: true,
 };
+
+/// All heads of queries, keys and values.
+fn total(attributes: &Attributes) -> usize {
+    let [heads, kv_heads] = heads(attributes);
+    kv_heads.saturating_mul(2).saturating_add(heads)
+}
 
 /// Of `[B, T, W]` those heads from `first` on, as the oracle of attention has them: `[B, count, T, D]`.
 fn split(
@@ -83,7 +89,7 @@ impl Apart {
     fn new(call: &HostCall<'_>) -> Self {
         let [heads, kv_heads] = heads(call.attributes);
         let [qkv, ends] = call.inputs else { unreachable!("two inputs") };
-        let total = heads + 2 * kv_heads;
+        let total = total(call.attributes);
         let parts = [[0, heads], [heads, kv_heads], [heads + kv_heads, kv_heads]];
         let [q, k, v] = parts.map(|part| split(qkv, part, total));
         let dims = attention::dims(&q.0, &k.0);
@@ -106,10 +112,21 @@ impl Operator for Row {
         _output: &OutputSpec,
         dims: &Dims,
         attributes: &Attributes,
-    ) -> Vec<usize> {
-        let [heads, kv_heads] = heads(attributes);
-        let total = kv_heads.saturating_mul(2).saturating_add(heads);
-        vec![dims["B"][0], dims["T"][0], dims["W"][0] / total * heads]
+    ) -> Result<Vec<usize>, String> {
+        let ([heads, _], all) = (heads(attributes), dims["W"][0]);
+        let (batch, length, total) = (dims["B"][0], dims["T"][0], total(attributes));
+        if all == 0 || !all.is_multiple_of(total) {
+            let found = [batch, length, all];
+            return Err(format!(
+                "{}: `qkv` has shape {found:?}, expected [B, T, W], W a multiple of heads + 2·kv_heads = {total}",
+                SPEC.name
+            ));
+        }
+        Ok(vec![batch, length, all / total * heads])
+    }
+
+    fn kernels_take(&self, shapes: &[Vec<usize>], attributes: &Attributes) -> bool {
+        shapes[0][2] / total(attributes) <= WIDEST
     }
 
     fn families(&self) -> &'static [&'static str] {

@@ -4,6 +4,7 @@ use super::elements;
 use super::kasmina::{
     ALPHA, BLEND, BLUEPRINTS, codes, frozen, host, on_host, refuse, seeds, times_reference,
 };
+use crate::attributes::Attributes;
 use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
@@ -135,7 +136,7 @@ impl Operator for Row {
         refuse(inputs, BlueprintCounts { rows, mlps })
     }
 
-    fn kernels_take(&self, shapes: &[Vec<usize>]) -> bool {
+    fn kernels_take(&self, shapes: &[Vec<usize>], _attributes: &Attributes) -> bool {
         shapes[MLPS][2] <= MOST_FEATURES
     }
 

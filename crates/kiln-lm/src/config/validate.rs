@@ -142,7 +142,8 @@ impl Config {
             // A seed takes one in its life.
             let (mlps, also) = (model.resolved_seed_mlps(), &["model.seeds", "model.mlp"]);
             let allowed = format_args!("be from 1 to model.seeds ({seeds})").to_string();
-            to.check_with((1..=seeds).contains(&mlps), "model.seed_mlps", also, mlps, allowed);
+            let fits = seeds == 0 || (1..=seeds).contains(&mlps);
+            to.check_with(fits, "model.seed_mlps", also, mlps, allowed);
         }
         if model.has(MixerKind::Attention) {
             check_heads(model, to);

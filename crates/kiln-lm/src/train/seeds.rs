@@ -41,7 +41,8 @@ pub struct SeedStep {
     pub gain: Option<f32>,
     /// The loss of its blueprint, of a seed that was in training.
     pub reconstruction: Option<f32>,
-    /// The gate that stayed shut, of a seed that was taken out since it was not let through for too long.
+    /// The gate to the next state that was shut when the seed was taken out; none where no gate was asked, as in Grafting, and
+    /// of one that its errors ended.
     pub shut: Option<TransitionError>,
 }
 
@@ -188,13 +189,14 @@ fn free_mlp(lifecycle: &Lifecycle, mlps: usize) -> Option<usize> {
     unused.or_else(|| (0..mlps).find(|mlp| had(*mlp).all(ended)))
 }
 
-/// Sends a seed as far as it may go; at most one state further. Returns the gate that stayed shut if it went elsewhere.
+/// Sends a seed, whose errors end it or whose alpha grows, as far as it may go; at most one state further. Returns the gate
+/// that was shut if it went elsewhere.
 fn send(
     lifecycle: &mut Lifecycle,
     config: &SeedsConfig,
     seed: usize,
     metrics: &SeedMetrics,
-    failing: bool,
+    [failing, grows]: [bool; 2],
 ) -> Option<TransitionError> {
     let life = &lifecycle.lives()[seed];
     let (state, epochs, alpha) = (life.seed().state, life.epochs(), life.seed().alpha);
@@ -208,7 +210,8 @@ fn send(
         SeedState::Training if worn => &[SeedState::Grafting, SeedState::Culled],
         SeedState::Training => &[SeedState::Grafting],
         SeedState::Grafting if alpha >= 1.0 => &[SeedState::Stabilization],
-        SeedState::Grafting if worn => &[SeedState::RolledBack],
+        // Under a shorter ramp its epochs may be over while it is on its way.
+        SeedState::Grafting if worn && !grows => &[SeedState::RolledBack],
         SeedState::Stabilization => &[SeedState::Evaluating],
         SeedState::Evaluating if worn => {
             &[SeedState::FineTuning, SeedState::Culled, SeedState::RolledBack]
@@ -281,12 +284,15 @@ impl Trainer {
                 ..SeedMetrics::default()
             };
             let metrics: Vec<SeedMetrics> = (0..lives.len()).map(metrics).collect();
+            let alpha = |life: &Life| life.seed().alpha;
+            let alphas: Vec<f32> = lives.iter().map(alpha).collect();
             let failing = lifecycle.epoch(&metrics);
             for (seed, metrics) in metrics.iter().enumerate() {
                 let broken = metrics.error_rate == Some(1.0);
                 let asked = if broken { lifecycle.error(seed).ok().flatten() } else { None };
                 let failing = asked.is_some() || failing.contains(&seed);
-                let gate = send(lifecycle, &garden.config, seed, metrics, failing);
+                let grows = alpha(&lifecycle.lives()[seed]) > alphas[seed];
+                let gate = send(lifecycle, &garden.config, seed, metrics, [failing, grows]);
                 shut.extend(gate.map(|gate| ((*block, seed), gate)));
             }
         }

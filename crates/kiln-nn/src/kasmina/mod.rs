@@ -293,8 +293,20 @@ impl KasminaLayer {
     ///
     /// # Errors
     ///
-    /// [`OpError::Seed`] where the record of the layer holds what is no seed.
+    /// [`OpError::Seed`] where the record of the layer holds what is no seed, [`OpError::Shape`] where it is that of another
+    /// layer.
     pub fn lifecycle(&self) -> Result<Lifecycle, OpError> {
+        let [seeds] = self.alpha.dims();
+        let expected = stored::sizes(seeds);
+        let found = [self.lives.dims(), self.progress.dims()];
+        for ((tensor, found), expected) in
+            ["lives", "progress"].into_iter().zip(found).zip(expected)
+        {
+            if found != expected {
+                let (found, expected) = (found.to_vec(), format!("{expected:?}"));
+                return Err(OpError::Shape { op: "kasmina", tensor, found, expected });
+            }
+        }
         let stored = stored::Stored {
             lives: self.lives.val(),
             progress: self.progress.val(),

@@ -19,6 +19,11 @@ pub(super) struct Stored {
     pub(super) steps: Tensor<1, Int>,
 }
 
+/// Shapes of the lives and of the progress of so many seeds.
+pub(super) fn sizes(seeds: usize) -> [[usize; 2]; 2] {
+    [[seeds, NUMBERS], [seeds, Progress::NUMBERS]]
+}
+
 pub(super) fn store(lifecycle: &Lifecycle, device: &Device) -> Stored {
     let seeds = lifecycle.lives.len();
     let mut lives = Vec::with_capacity(seeds * NUMBERS);
@@ -30,9 +35,10 @@ pub(super) fn store(lifecycle: &Lifecycle, device: &Device) -> Stored {
         lives.extend(first.into_iter().chain(steps).chain(std::iter::repeat(-1)).take(NUMBERS));
         progress.extend(life.progress.numbers());
     }
-    let progress = TensorData::new(progress, [seeds, Progress::NUMBERS]);
+    let [of_lives, of_progress] = sizes(seeds);
+    let progress = TensorData::new(progress, of_progress);
     Stored {
-        lives: Tensor::from_data(TensorData::new(lives, [seeds, NUMBERS]), device),
+        lives: Tensor::from_data(TensorData::new(lives, of_lives), device),
         progress: Tensor::from_data(progress, (device, DType::F32)),
         steps: Tensor::from_ints([lifecycle.steps as i64], device),
     }

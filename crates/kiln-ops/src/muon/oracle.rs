@@ -25,7 +25,11 @@ pub fn forward<N: Number>(
     }
     let mut values = value.to_vec();
     let mut start = 0;
-    for width in options.parts(n) {
+    // Matrices side by side, or one.
+    let side_by_side = &options.columns;
+    let all =
+        side_by_side.iter().all(|width| *width > 0) && side_by_side.iter().sum::<usize>() == n;
+    for width in if all { side_by_side.clone() } else { vec![n] } {
         let row = |row: usize| &updates[row * n + start..][..width];
         let part: Vec<N> = (0..batches * m).flat_map(row).copied().collect();
         let made = oracle::forward(&part, [batches, m, width], options.newton_schulz);

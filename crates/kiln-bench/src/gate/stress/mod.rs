@@ -48,7 +48,10 @@ pub fn stress(
 /// On CUDA a layer of a 124M model, elsewhere the largest case of the gate that is no burden.
 fn case(op: &dyn Operator, device: &Device) -> Case {
     let large = if device::is_cuda(device) { op.shapes(Scale::Train) } else { vec![] };
-    let large = large.into_iter().find(|case| op.kernels_take(&case.shapes));
+    let large = large.into_iter().find(|case| {
+        let attributes = case.attributes(op.spec());
+        attributes.is_ok_and(|attributes| op.kernels_take(&case.shapes, &attributes))
+    });
     let small = || op.cases().into_iter().max_by_key(fuzz::moderate);
     large.or_else(small).expect("an operator has cases")
 }

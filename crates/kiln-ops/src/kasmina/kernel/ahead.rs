@@ -130,7 +130,7 @@ pub(super) fn down<E: Float, W: Float, I: Int, N: Size>(
             }
         }
     }
-    // Nothing is under way into memory that may have another use afterwards.
+    // No unit leaves with copies under way.
     copy_wait(0u32);
     if reads && whole * comptime!(ROWS) < place.count {
         let held = whole % comptime!(STAGES) * comptime!(ROWS * units) + own as usize;
