@@ -221,11 +221,10 @@ impl Observer for Progress {
         if let Some(gain) = gain {
             line += &format!(", a gain of {}", small(*gain));
         }
-        if let Some(loss) = reconstruction {
-            line += &format!(", reconstruction loss {}", small(*loss));
-        }
         if let Some(TransitionError::Gate { metric, found, expected, .. }) = shut {
-            line += &format!(": {metric} was {found}, expected {expected}");
+            line += &format!(", {metric} was {found}, expected {expected}");
+        } else if let Some(loss) = reconstruction {
+            line += &format!(", reconstruction loss {}", small(*loss));
         }
         self.printer.print(&line);
     }
