@@ -293,10 +293,12 @@ fn unknown_field(message: &str) -> Option<(&str, String)> {
 
 /// Serde's message in words of TOML rather than of Rust.
 fn plain(path: &str, message: &str) -> String {
-    const WORDS: [(&str, &str); 6] = [
+    const WORDS: [(&str, &str); 8] = [
         ("expected usize", "expected a whole number, 0 or more"),
         ("expected u64", "expected a whole number, 0 or more"),
+        ("expected f32", "expected a number"),
         ("expected f64", "expected a number"),
+        ("wanted string or table", "expected a name in quotes"),
         ("expected a sequence", "expected an array such as [\"a.txt\"]"),
         ("expected path string", "expected a path in quotes"),
         ("wanted exactly 1 element, ", "expected one key, bpe or file, "),

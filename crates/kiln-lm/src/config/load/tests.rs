@@ -152,6 +152,10 @@ fn wrong_types_come_with_the_line_and_what_was_expected() {
         line.starts_with("--set model.layers=-1: model.layers: invalid value: integer `-1`"),
         "{line}"
     );
+    let line = error(TEXT, &["seeds.stability='high'"]);
+    assert!(line.ends_with("invalid type: string \"high\", expected a number"), "{line}");
+    let line = error(TEXT, &["seeds.schedule=3"]);
+    assert!(line.ends_with("seeds.schedule: expected a name in quotes"), "{line}");
     let line = error("[data]\nsources = \"a\"\n", &[]);
     assert!(
         line.contains("x.toml:2: data.sources: invalid type: string \"a\", expected an array"),
