@@ -3,7 +3,7 @@
 use super::attention::{
     self, CAUSAL, CU_SEQLENS, SCALE, SOFTCAP, WINDOW, documents, options, rule, takes, vary,
 };
-use super::rope_qkv::{HEADS, KV_HEADS, heads};
+use super::rope_qkv::{HEADS, KV_HEADS, heads, total};
 use crate::attributes::Attributes;
 use crate::dims::replace;
 use crate::host::BoundedTensor;
@@ -38,12 +38,6 @@ const SPEC: Spec = Spec {
     differentiable: true,
     kernel: true,
 };
-
-/// All heads of queries, keys and values.
-fn total(attributes: &Attributes) -> usize {
-    let [heads, kv_heads] = heads(attributes);
-    kv_heads.saturating_mul(2).saturating_add(heads)
-}
 
 /// Of `[B, T, W]` those heads from `first` on, as the oracle of attention has them: `[B, count, T, D]`.
 fn split(

@@ -34,6 +34,12 @@ pub(super) fn heads(attributes: &Attributes) -> [usize; 2] {
     ["heads", "kv_heads"].map(|name| attributes.integer(name) as usize)
 }
 
+/// All heads of queries, keys and values.
+pub(super) fn total(attributes: &Attributes) -> usize {
+    let [heads, kv_heads] = heads(attributes);
+    kv_heads.saturating_mul(2).saturating_add(heads)
+}
+
 /// What `rotate` makes of each head of queries and keys, from its offset; the values as they are.
 fn heads_rotated(
     qkv: &BoundedTensor,
@@ -42,7 +48,7 @@ fn heads_rotated(
 ) -> BoundedTensor {
     let [heads, kv_heads] = heads(attributes);
     let (length, all) = (qkv.shape[1], qkv.shape[2]);
-    let width = all / (heads + 2 * kv_heads);
+    let width = all / total(attributes);
     let offset = attributes.integer("offset") as usize;
     let row = |(row, x): (usize, &[Bounded])| {
         let (queries_and_keys, values) = x.split_at((heads + kv_heads) * width);
@@ -63,7 +69,7 @@ impl Operator for Row {
         let qkv = call.float::<3>(0);
         let [heads, kv_heads] = heads(call.attributes);
         let [_, length, all] = qkv.dims();
-        let total = kv_heads.saturating_mul(2).saturating_add(heads);
+        let total = total(call.attributes);
         if all == 0 || !all.is_multiple_of(total) {
             return Err(OpError::Shape {
                 op: SPEC.name,
