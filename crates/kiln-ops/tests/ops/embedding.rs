@@ -199,13 +199,14 @@ fn gradients_of_several_uses_add_up() {
     }
 }
 
-/// Rows of about as many tokens as a piece has, beginning at its ends and in it, with tokens between that name no row.
+/// Rows of about as many tokens as a piece has, or as make some pieces more than one group takes, beginning at the ends of
+/// pieces and in them, with tokens between that name no row.
 #[test]
 fn rows_are_cut_where_pieces_end() {
     let unchecked = EmbeddingOptions { check_tokens: false, ..AS_IT_IS };
     let (rows, width) = (4, 5);
     for device in devices() {
-        for length in [31, 32, 33, 63, 64, 65, 97] {
+        for length in [31, 32, 33, 63, 64, 65, 97, 286, 300, 330] {
             for before in [0, 1, 31, 32, 33, 40] {
                 let counts = [before, length, 40, 1];
                 let named = (0..4).flat_map(|row| vec![row as i64; counts[row as usize]]);

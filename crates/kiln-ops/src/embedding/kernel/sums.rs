@@ -18,15 +18,18 @@ const PIECE: usize = 32;
 const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
-/// Pieces of a cube that adds up pieces of rows, and its groups. (By 8 units of 32 groups and 16 pieces, so that several
-/// cubes share a row, 32768 tokens of one row take 71.5 µs instead of 94.5 on an H200, but of 50304 rows that tokens name
-/// alike or as often as one over their rank 69.0 and 80.7 instead of 65.4 and 77.2: most cubes find nothing.)
-const PIECES: usize = 8;
-const GROUPS_OF_LONG: u32 = 16;
+/// Pieces of a cube that adds up pieces of rows, its groups, and their units, of a vector each: several cubes share a
+/// row, and all of them are on a GPU at once, as most find nothing.
+const PIECES: usize = 32;
+const GROUPS_OF_LONG: u32 = 32;
+const LANES_OF_LONG: u32 = 32;
+/// Whole pieces behind the first up to which a group takes a row by itself.
+const FEW: usize = 8;
 /// Most vectors of a unit.
 const VECTORS: usize = 4;
-/// Rows that are under way together.
+/// Rows that are under way together, of pieces and of what is added up from them.
 const BATCH: usize = 4;
+const BATCH_OF_LONG: usize = 8;
 
 /// What sums are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +52,8 @@ struct Plan {
     vectors: usize,
     /// Elements of a vector.
     size: usize,
+    /// Rows that are under way together.
+    batch: usize,
     onto: Onto,
 }
 
@@ -59,7 +64,7 @@ impl Plan {
         let lanes = (all.next_power_of_two() as u32).clamp(8, LANES).min(most);
         let parts = all.div_ceil(lanes as usize * VECTORS);
         let vectors = all.div_ceil(lanes as usize * parts);
-        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size, onto }
+        Self { lanes, groups: GROUPS.min(most / lanes), vectors, size, batch: BATCH, onto }
     }
 
     /// Vectors of a group.
@@ -70,7 +75,9 @@ impl Plan {
     /// For rows that are cut, of which there are few: as many groups as a cube can have.
     fn of_long_rows(self, client: &Client) -> Self {
         let most = client.properties().hardware.max_units_per_cube;
-        Self { groups: GROUPS_OF_LONG.min(most / self.lanes), ..self }
+        let lanes = LANES_OF_LONG.min(self.lanes);
+        let groups = GROUPS_OF_LONG.min(most / lanes);
+        Self { lanes, groups, vectors: 1, batch: BATCH_OF_LONG, ..self }
     }
 
     fn cube_dim(&self) -> CubeDim {
@@ -115,11 +122,11 @@ fn add_rows<E: Float, N: Size>(
     #[comptime] ordered: bool,
     #[comptime] plan: Plan,
 ) {
-    let count = comptime!(plan.vectors);
-    for i in range_stepped(range.from, range.to, step * BATCH) {
-        let mut held = Array::<Vector<E, N>>::new(comptime!(BATCH * count));
+    let (batch, count) = comptime!((plan.batch, plan.vectors));
+    for i in range_stepped(range.from, range.to, step * batch) {
+        let mut held = Array::<Vector<E, N>>::new(comptime!(batch * count));
         #[unroll]
-        for k in 0..BATCH {
+        for k in 0..batch {
             // What is past the end loads the first again.
             let at = select(i + k * step < range.to, i + k * step, i);
             let mut row = at;
@@ -133,7 +140,7 @@ fn add_rows<E: Float, N: Size>(
             }
         }
         #[unroll]
-        for k in 0..BATCH {
+        for k in 0..batch {
             if i + k * step < range.to {
                 #[unroll]
                 for c in 0..count {
@@ -319,8 +326,54 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
     }
 }
 
-/// The rows that are cut: each is added up by the cube of the piece that it begins in. A cube has a few pieces, and asks
-/// for all of them at once, as there are few such rows.
+/// A row that is cut: its number, the slot of its first piece, and how many whole pieces follow.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Long {
+    row: usize,
+    slot: usize,
+    more: usize,
+}
+
+/// Of a row that is cut, the sums of every `step`th piece from number `from` on.
+#[cube]
+fn add_pieces<N: Size>(
+    partials: &[Vector<f32, N>],
+    order: &[u32],
+    of: Long,
+    from: usize,
+    step: usize,
+    first: usize,
+    width: usize,
+    #[comptime] plan: Plan,
+) -> Array<Vector<f32, N>> {
+    let mut sum = zeros::<N>(comptime!(plan.vectors));
+    if from == 0 {
+        let only = Range { from: of.slot, to: of.slot + 1 };
+        add_rows::<f32, N>(
+            &mut sum, partials, order, only, 1usize, width, first, width, false, plan,
+        );
+    }
+    // Those that follow begin with the row.
+    let next = of.slot / 2 + 1;
+    let others = Range { from: next + from, to: next + of.more };
+    add_rows::<f32, N>(
+        &mut sum,
+        partials,
+        order,
+        others,
+        step,
+        2 * width,
+        first,
+        width,
+        false,
+        plan,
+    );
+    sum
+}
+
+/// The rows that are cut, by the cube of the pieces that they begin in: one of few pieces by a group, the others, of which
+/// there are few, by all groups.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn long_rows_kernel<F: Float, I: Int, N: Size>(
     tokens: &[I],
@@ -333,69 +386,63 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
     #[comptime] plan: Plan,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
+    let groups = comptime!(plan.groups as usize);
     let mut shared =
         Shared::<[Vector<f32, N>]>::new_slice(comptime!((plan.lanes * plan.groups) as usize));
-    // The row of each piece, or what is no row.
-    let mut begun = Shared::<[u32]>::new_slice(PIECES);
+    // Of the row that begins in each piece; no row where none does.
+    let mut begun = Shared::<[u32]>::new_slice(comptime!(3 * PIECES));
     let lot = CUBE_POS / sizes.parts;
     let part = CUBE_POS - lot * sizes.parts;
     let first = part * comptime!(plan.span()) + UNIT_POS_X as usize;
     let group = UNIT_POS_Y as usize;
     let all = starts[sizes.rows] as usize;
     if UNIT_POS < comptime!(PIECES as u32) {
-        let from = (lot * PIECES + UNIT_POS as usize) * PIECE;
+        let piece = lot * PIECES + UNIT_POS as usize;
+        let from = piece * PIECE;
         let mut row = sizes.rows;
         if from < all {
             // One that begins here ends behind this piece.
             let last = row_at::<I>(tokens, order, min(from + PIECE, all) - 1, sizes.rows);
             let begin = starts[last] as usize;
-            if begin >= from && starts[last + 1] as usize - begin > PIECE {
+            let end = starts[last + 1] as usize;
+            if begin >= from && end - begin > PIECE {
                 row = last;
+                // Whether the piece's first row or its last.
+                let slot = 2 * piece + select(begin == from, 0usize, 1usize);
+                begun[comptime!(PIECES) + UNIT_POS as usize] = slot as u32;
+                begun[comptime!(2 * PIECES) + UNIT_POS as usize] =
+                    ((end - 1) / PIECE - piece) as u32;
             }
         }
         begun[UNIT_POS as usize] = row as u32;
     }
     sync_cube();
+    for i in range_stepped(group, PIECES, groups) {
+        let row = begun[i] as usize;
+        if row < sizes.rows {
+            let slot = begun[PIECES + i] as usize;
+            let more = begun[2 * PIECES + i] as usize;
+            if more <= FEW {
+                let of = Long { row, slot, more };
+                let sum =
+                    add_pieces::<N>(partials, order, of, 0usize, 1usize, first, sizes.width, plan);
+                finish_row::<F, N>(sums, onto, row, &sum, first, sizes.width, plan);
+            }
+        }
+    }
     for i in 0..PIECES {
         let row = begun[i] as usize;
         if row < sizes.rows {
-            let piece = lot * PIECES + i;
-            let own = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
-            let mut sum = zeros::<N>(comptime!(plan.vectors));
-            if group == 0 {
-                // Whether the piece's first row or its last.
-                let slot = 2 * piece + select(own.from == piece * PIECE, 0usize, 1usize);
-                let only = Range { from: slot, to: slot + 1 };
-                add_rows::<f32, N>(
-                    &mut sum,
-                    partials,
-                    order,
-                    only,
-                    1usize,
-                    sizes.width,
-                    first,
-                    sizes.width,
-                    false,
-                    plan,
-                );
-            }
-            let last = (own.to - 1) / PIECE;
-            let others = Range { from: piece + 1 + group, to: last + 1 };
-            add_rows::<f32, N>(
-                &mut sum,
-                partials,
-                order,
-                others,
-                comptime!(plan.groups as usize),
-                2 * sizes.width,
-                first,
-                sizes.width,
-                false,
-                plan,
-            );
-            add_groups::<N>(&mut sum, &mut shared, plan);
-            if group == 0 {
-                finish_row::<F, N>(sums, onto, row, &sum, first, sizes.width, plan);
+            let slot = begun[PIECES + i] as usize;
+            let more = begun[2 * PIECES + i] as usize;
+            if more > FEW {
+                let of = Long { row, slot, more };
+                let mut sum =
+                    add_pieces::<N>(partials, order, of, group, groups, first, sizes.width, plan);
+                add_groups::<N>(&mut sum, &mut shared, plan);
+                if group == 0 {
+                    finish_row::<F, N>(sums, onto, row, &sum, first, sizes.width, plan);
+                }
             }
         }
     }
@@ -435,7 +482,7 @@ pub(super) fn sums(
     let partials = launch::scratch(&dy.tensor, op, "pieces of rows", shape, DType::F32);
     let tensors = [&dy.tensor, tokens, &order.starts, &onto, &sums, &partials];
     let address = launch::address_type(&tensors);
-    let sizes = || SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
+    let sizes = |parts| SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let cubes = pieces * parts + (rows * parts).div_ceil(plan.groups as usize);
     let ways =
@@ -457,12 +504,13 @@ pub(super) fn sums(
             argument(&onto),
             argument(&sums),
             argument(&partials),
-            sizes(),
+            sizes(parts),
             plan,
             dtypes,
         );
         if pieces > 0 {
             let plan = plan.of_long_rows(client);
+            let parts = width.div_ceil(plan.span());
             long_rows_kernel::launch_unchecked(
                 client,
                 launch::grid(client, pieces.div_ceil(PIECES) * parts),
@@ -475,7 +523,7 @@ pub(super) fn sums(
                 argument(&partials),
                 argument(&onto),
                 argument(&sums),
-                sizes(),
+                sizes(parts),
                 plan,
                 [dtypes[1], dtypes[2]],
             );
