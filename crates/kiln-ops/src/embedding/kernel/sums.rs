@@ -1,7 +1,7 @@
 //! The sums of rows.
 //!
 //! In one launch each group of units adds up the numbers of one row of the table, if at most [`PIECE`] tokens name it, and
-//! the cubes before them add up pieces of the order of that length: of longer rows, those that begin before a piece and
+//! cubes among them add up pieces of the order of that length: of longer rows, those that begin before a piece and
 //! those that begin in it, of which there is at most one. A second launch adds up the pieces of each of these.
 
 use super::order::Order;
@@ -19,8 +19,8 @@ const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
 /// Pieces of a cube that adds up pieces of rows, its groups, and their units, of a vector each: several cubes share a
-/// row, and all of them are on a GPU at once, as most find nothing.
-const PIECES: usize = 32;
+/// row, and so few are on a GPU at once, as most find nothing.
+const PIECES: usize = 64;
 const GROUPS_OF_LONG: u32 = 32;
 const LANES_OF_LONG: u32 = 32;
 /// Whole pieces behind the first up to which a group takes a row by itself.
@@ -96,8 +96,10 @@ struct Sizes {
     stride: usize,
     /// Rows of the table.
     rows: usize,
-    /// Cubes of pieces, before those of rows: a piece for each part.
+    /// Cubes of pieces, a piece for each part, and at how many cubes there is one: among those of rows, which write while
+    /// these wait for what they read.
     pieces: usize,
+    every: usize,
 }
 
 /// Positions whose rows of dy are added up.
@@ -253,9 +255,10 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
         Shared::<[Vector<f32, N>]>::new_slice(comptime!((plan.lanes * plan.groups) as usize));
     let groups = comptime!(plan.groups as usize);
     let group = UNIT_POS_Y as usize;
-    if CUBE_POS < sizes.pieces {
-        let piece = CUBE_POS / sizes.parts;
-        let part = CUBE_POS - piece * sizes.parts;
+    let number = CUBE_POS / sizes.every;
+    if number < sizes.pieces && number * sizes.every == CUBE_POS {
+        let piece = number / sizes.parts;
+        let part = number - piece * sizes.parts;
         let first = part * comptime!(plan.span()) + UNIT_POS_X as usize;
         let all = starts[sizes.rows] as usize;
         let from = piece * PIECE;
@@ -297,7 +300,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
             }
         }
     } else {
-        let at = (CUBE_POS - sizes.pieces) * groups + group;
+        let at = (CUBE_POS - min(number + 1, sizes.pieces)) * groups + group;
         let row = at / sizes.parts;
         let first = (at - row * sizes.parts) * comptime!(plan.span()) + UNIT_POS_X as usize;
         if row < sizes.rows {
@@ -482,9 +485,12 @@ pub(super) fn sums(
     let partials = launch::scratch(&dy.tensor, op, "pieces of rows", shape, DType::F32);
     let tensors = [&dy.tensor, tokens, &order.starts, &onto, &sums, &partials];
     let address = launch::address_type(&tensors);
-    let sizes = |parts| SizesLaunch::new(width, parts, dy.stride / size, rows, pieces * parts);
-    let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let cubes = pieces * parts + (rows * parts).div_ceil(plan.groups as usize);
+    // All pieces in the first half.
+    let every = (cubes / (2 * pieces * parts).max(1)).max(1);
+    let stride = dy.stride / size;
+    let sizes = |parts| SizesLaunch::new(width, parts, stride, rows, pieces * parts, every);
+    let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let ways =
         [("pieces", pieces > 0), ("several parts", parts > 1), ("in place", way == Onto::Same)];
     launch::plans::note("sums of rows", &(&plan, address), &ways);
