@@ -104,54 +104,52 @@ impl Attributes {
 }
 
 impl Attribute {
+    /// What it may be, in words.
+    pub fn expected(&self) -> String {
+        match self.kind {
+            Kind::Number | Kind::Optional => "a number".into(),
+            Kind::AtLeast(least) => format!("a number of at least {least}"),
+            Kind::Between(low, high) => format!("a number from {low} to {high}"),
+            Kind::Above(least) => format!("a number above {least}"),
+            Kind::OptionalAbove(least) => format!("a number above {least}, or {}", self.default),
+            Kind::Integer => "an integer".into(),
+            Kind::IntegerAtLeast(least) => format!("an integer of at least {least}"),
+            Kind::IntegerBetween(low, high) => format!("an integer from {low} to {high}"),
+            Kind::OptionalInteger(least) => {
+                format!("an integer of at least {least}, or {}", self.default)
+            }
+            Kind::Flag => "true or false".into(),
+            Kind::OneOf(words) => words.join(" or "),
+        }
+    }
+
     /// The value as a number (words have none), or what was expected.
     fn parse(&self, text: &str) -> Result<Option<f64>, String> {
         // Kernels take attributes in f32.
         let finite = text.parse::<f64>().ok().filter(|v| (*v as f32).is_finite());
-        let in_range = |ok: fn(f64, f64) -> bool, bound: f64| finite.filter(|v| ok(*v, bound));
         let integer = text.parse::<i64>().ok();
-        match self.kind {
-            Kind::Number => finite.map(Some).ok_or_else(|| "a number".into()),
-            Kind::AtLeast(least) => in_range(|v, b| v >= b, least)
-                .map(Some)
-                .ok_or_else(|| format!("a number of at least {least}")),
-            Kind::Between(low, high) => finite
-                .filter(|v| (low..=high).contains(v))
-                .map(Some)
-                .ok_or_else(|| format!("a number from {low} to {high}")),
-            Kind::Above(least) => in_range(|v, b| v > b, least)
-                .map(Some)
-                .ok_or_else(|| format!("a number above {least}")),
+        let value = match self.kind {
             Kind::Optional | Kind::OptionalAbove(_) | Kind::OptionalInteger(_)
                 if text == self.default || text == "none" =>
             {
-                Ok(None)
+                return Ok(None);
             }
-            Kind::OptionalAbove(least) => in_range(|v, b| v > b, least)
-                .map(Some)
-                .ok_or_else(|| format!("a number above {least}, or {}", self.default)),
-            Kind::Optional => finite.map(Some).ok_or_else(|| "a number".into()),
-            Kind::Integer => integer.map(|v| Some(v as f64)).ok_or_else(|| "an integer".into()),
-            Kind::IntegerAtLeast(least) => integer
-                .filter(|v| *v >= least)
-                .map(|v| Some(v as f64))
-                .ok_or_else(|| format!("an integer of at least {least}")),
-            Kind::IntegerBetween(low, high) => integer
-                .filter(|v| (low..=high).contains(v))
-                .map(|v| Some(v as f64))
-                .ok_or_else(|| format!("an integer from {low} to {high}")),
-            Kind::OptionalInteger(least) => integer
-                .filter(|v| *v >= least)
-                .map(|v| Some(v as f64))
-                .ok_or_else(|| format!("an integer of at least {least}, or {}", self.default)),
-            Kind::Flag => match text {
-                "true" => Ok(Some(1.0)),
-                "false" => Ok(Some(0.0)),
-                _ => Err("true or false".into()),
-            },
-            Kind::OneOf(words) if words.contains(&text) => Ok(None),
-            Kind::OneOf(words) => Err(words.join(" or ")),
-        }
+            Kind::OneOf(words) if words.contains(&text) => return Ok(None),
+            Kind::OneOf(_) => None,
+            Kind::Number | Kind::Optional => finite,
+            Kind::AtLeast(least) => finite.filter(|v| *v >= least),
+            Kind::Between(low, high) => finite.filter(|v| (low..=high).contains(v)),
+            Kind::Above(least) | Kind::OptionalAbove(least) => finite.filter(|v| *v > least),
+            Kind::Integer => integer.map(|v| v as f64),
+            Kind::IntegerAtLeast(least) | Kind::OptionalInteger(least) => {
+                integer.filter(|v| *v >= least).map(|v| v as f64)
+            }
+            Kind::IntegerBetween(low, high) => {
+                integer.filter(|v| (low..=high).contains(v)).map(|v| v as f64)
+            }
+            Kind::Flag => text.parse::<bool>().ok().map(|on| f64::from(u8::from(on))),
+        };
+        value.map(Some).ok_or_else(|| self.expected())
     }
 }
 

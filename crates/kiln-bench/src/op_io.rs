@@ -52,7 +52,8 @@ pub fn describe(spec: &Spec) -> String {
         lines.push(format!("  input      {} {}{holds}", input.name, shape(input.shape)));
     }
     for attribute in spec.attributes {
-        lines.push(format!("  attribute  {} ({})", attribute.name, attribute.default));
+        let (name, default) = (attribute.name, attribute.default);
+        lines.push(format!("  attribute  {name} ({default}): {}", attribute.expected()));
     }
     for output in spec.outputs {
         let f32 = if output.f32 { " F32" } else { "" };
@@ -137,8 +138,10 @@ pub fn run(request: &Request) -> Result<(), String> {
         outputs: placeholders,
         gradients: vec![],
     };
+    // Some operators share the checks and the name of another.
+    let names = |e: &str| all().iter().any(|op| e.starts_with(&format!("{}: ", op.spec().name)));
     let run = gate::execute(request.op, &data, dtype, Layout::Allocated, device, implementation)
-        .map_err(|e| if e.starts_with(spec.name) { e } else { format!("{}: {e}", spec.name) })?;
+        .map_err(|e| if names(&e) { e } else { format!("{}: {e}", spec.name) })?;
 
     let mut results = vec![];
     for (output, tensor) in spec.outputs.iter().zip(&run.outputs) {

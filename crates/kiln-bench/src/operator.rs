@@ -482,6 +482,11 @@ pub trait Operator: Sync {
     /// What is timed.
     fn shapes(&self, scale: Scale) -> Vec<Case>;
 
+    /// What is stressed on CUDA where nothing is timed: a size that fills a device several times.
+    fn stressed(&self) -> Option<Case> {
+        None
+    }
+
     /// The least work of the forward and of the backward.
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work);
 }

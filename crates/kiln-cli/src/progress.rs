@@ -159,7 +159,7 @@ impl Observer for Progress {
             self.printer.print(&format!("warning: checkpoint passed over: {rejected}"));
         }
         self.printer.print(&format!(
-            "model: {} parameters in {} activations; data: {} training and {} validation tokens of \
+            "model: {} parameters, activations in {}; data: {} training and {} validation tokens of \
              {} kinds",
             count(start.parameters as f64),
             start.precision,
@@ -177,6 +177,11 @@ impl Observer for Progress {
                  seeds.epoch_steps)",
                 start.steps
             ));
+        }
+        if start.seeds_unused {
+            self.printer.print(
+                "warning: [seeds] changes nothing: the model has no seeds (model.mlp = \"kasmina\" has)",
+            );
         }
         (self.steps, self.first_step, self.begin) = (start.steps, start.step, Instant::now());
         if let Some(bars) = &self.printer.0 {

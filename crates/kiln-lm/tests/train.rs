@@ -400,6 +400,22 @@ fn fused_attention_trains_as_the_reference_does() {
     assert_alike(&fused, &reference, allowed);
 }
 
+/// Two runs of one seed were not the same once, on a software driver (docs/training.md).
+#[test]
+fn one_seed_gives_the_same_losses() {
+    let Some(device) = kernels() else { return };
+    let _one = one_at_a_time();
+    for implementation in [Implementation::Fused, Implementation::Reference] {
+        let run = || {
+            let (place, of_all) = (Place::new(), ["model.qk_norm=true", "model.dropout=0.1"]);
+            curve(&place, &device, ("attention", implementation), &of_all)
+        };
+        let (first, again) = (run(), run());
+        policy::set(Policy::default());
+        assert_eq!(first, again, "{implementation}");
+    }
+}
+
 /// Against the CPU, because the reference's many kernels take long to compile.
 #[test]
 fn fused_bk_trains_as_the_cpu_does() {

@@ -57,7 +57,7 @@ impl Layer {
 #[test]
 fn memory_stays() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for device in common::devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in common::kernel_devices() {
         let layer = Layer::new(&device);
         let run = |times: usize| {
             for _ in 0..times {

@@ -7,7 +7,7 @@ use kiln_ops::prelude::*;
 #[allow(dead_code)] // of what the tests share
 mod common;
 
-use common::{assert_near, devices, values};
+use common::{assert_near, kernel_devices, values};
 
 /// Bytes that a call takes at most, with what Burn's operations around it take.
 const MEMORY: u64 = 110 << 30;
@@ -19,6 +19,13 @@ fn rows(device: &Device, width: usize) -> usize {
     let room = kiln_ops::device::is_cuda(device)
         && kiln_ops::device::memory(device).is_some_and(|memory| memory >= MEMORY);
     if room { (1usize << 32) / width + 24 } else { 64 }
+}
+
+/// Says so where there is no such room.
+fn say_if_small(device: &Device) {
+    if rows(device, 4096) == 64 {
+        kiln_test::skip("large", format!("{device:?} has no {MEMORY} bytes of memory"));
+    }
 }
 
 /// The first of the rows that are looked at.
@@ -78,11 +85,9 @@ fn agree<const N: usize>(
 
 #[test]
 fn rows_beyond_two_to_the_32() {
-    for device in devices().iter().filter(|device| kiln_ops::device::is_cube(device)) {
-        if rows(device, 4096) == 64 {
-            kiln_test::skip("large", format!("{device:?} has no {MEMORY} bytes of memory"));
-        }
-        let width = 4096;
+    for device in kernel_devices() {
+        let (device, width) = (&device, 4096);
+        say_if_small(device);
         let weight = Tensor::<1>::ones([width], (device, dtype(device))).mul_scalar(0.75);
         let (plain, of) = (weight.clone(), |weight: &Tensor<1>| weight.clone().autodiff());
         agree("rms_norm", [width; 2], device, |[x]| rms_norm(x, of(&plain), 1e-5).unwrap());
@@ -125,8 +130,9 @@ fn rows_beyond_two_to_the_32() {
 /// Classes of a row are many: a row of logits begins beyond what 32 bits number.
 #[test]
 fn losses_of_rows_beyond_two_to_the_32() {
-    for device in devices().iter().filter(|device| kiln_ops::device::is_cube(device)) {
-        let width = 50_304;
+    for device in kernel_devices() {
+        let (device, width) = (&device, 50_304);
+        say_if_small(device);
         let rows = rows(device, width);
         let logits = random(rows, width, device);
         let targets = Tensor::<1, Int>::arange(0..rows as i64, device).remainder_scalar(50_000);

@@ -16,14 +16,16 @@ const NAMES: [&str; 8] = ["cuda", "wgpu", "kernels", "mma", "wgmma", "large", "o
 /// A file in which [`skip`] writes what is left out, a line each.
 pub const SKIPPED: &str = "KILN_SKIPPED";
 
-/// What is said of something that is left out, on one line; an error where it is `required`, or something that is none of
-/// [`NAMES`], which nothing would ever fail by.
+/// What is said of something that is left out, on one line; an error where it is `required`, or where it or something that
+/// is required is none of [`NAMES`], which nothing would ever fail by.
 fn left_out(name: &str, why: impl Display, required: &str) -> Result<String, String> {
     let wanted = || required.split(',').map(str::trim).filter(|one| !one.is_empty());
     if let Some(unknown) = wanted().find(|one| !NAMES.contains(one)) {
         return Err(format!("{REQUIRE} names {unknown}, expected some of {}", NAMES.join(", ")));
     }
-    debug_assert!(NAMES.contains(&name), "{name} cannot be required");
+    if !NAMES.contains(&name) {
+        return Err(format!("{name} cannot be required, expected one of {}", NAMES.join(", ")));
+    }
     let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     match wanted().any(|one| one == name) {
         true => Err(format!("{REQUIRE} names {name}: {why}")),
@@ -93,5 +95,7 @@ mod tests {
             assert_eq!(left_out("wgpu", "no driver", required).is_err(), fails, "{required}");
         }
         assert_eq!(left_out("wgpu", "no\ndriver", "").unwrap(), "SKIPPED on wgpu: no driver");
+        let unknown = left_out("bf16", "none here", "").unwrap_err();
+        assert!(unknown.starts_with("bf16 cannot be required, expected one of cuda, "), "{unknown}");
     }
 }

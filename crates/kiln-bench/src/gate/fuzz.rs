@@ -2,11 +2,12 @@
 
 use crate::dims::sizes_of;
 use crate::operator::Holds;
-use crate::registry::{Case, Dims, Operator};
+use crate::registry::{Case, Dims, InputSpec, Operator};
 use crate::special::Special;
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
 use rand::{Rng, RngExt};
+use std::collections::BTreeSet;
 
 /// Sizes where indexing goes wrong: one, primes, powers of two and their neighbours.
 const SIZES: &[usize] =
@@ -40,20 +41,52 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
     }
 }
 
+/// The inputs that may hold special numbers.
+fn float_inputs(op: &dyn Operator) -> impl Iterator<Item = (usize, &'static InputSpec)> {
+    let float = |holds| matches!(holds, Holds::Float | Holds::F32 | Holds::OptionalF32);
+    op.spec().inputs.iter().enumerate().filter(move |(_, input)| float(input.holds))
+}
+
+/// Whether there are cases with these numbers on a device: WGSL does not say what becomes of NaN and infinities.
+fn has(device: &Device, kind: Special) -> bool {
+    kind.finite() || !device::is_cube(device) || device::is_cuda(device)
+}
+
+/// Which inputs hold which special numbers in no case, and why.
+pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<String> {
+    let there = special(op, device);
+    let mut left_out = BTreeSet::new();
+    for kind in Special::ALL {
+        // Masks are for those who say so.
+        let masks = || float_inputs(op).any(|(_, input)| op.takes(input.name, kind));
+        if kind == Special::Masked && !masks() {
+            continue;
+        }
+        for (_, input) in float_inputs(op) {
+            let why = match (has(device, kind), op.takes(input.name, kind)) {
+                (false, _) => "not defined on this device",
+                (_, false) => "not defined by the operator",
+                _ if there.iter().all(|case| case.special != Some((input.name, kind))) => {
+                    "other inputs have them"
+                }
+                _ => continue,
+            };
+            left_out.insert(format!("{} in `{}`: {why}", kind.name(), input.name));
+        }
+    }
+    left_out
+}
+
 /// Cases with numbers that are no average ones, one for each kind of them and each float input that takes them, of more than
 /// three inputs three in turn, and of the small ones of the registry's cases in turn.
 pub(super) fn special(op: &dyn Operator, device: &Device) -> Vec<Case> {
-    // WGSL does not say what becomes of NaN and infinities.
-    let wgsl = device::is_cube(device) && !device::is_cuda(device);
     let cases: Vec<Case> =
         op.cases().into_iter().filter(|case| size(case) >= 16 && !large(case)).collect();
-    let float = |holds| matches!(holds, Holds::Float | Holds::F32 | Holds::OptionalF32);
     let mut special = vec![];
     let kinds = Special::ALL.into_iter().enumerate();
-    for (turn, kind) in kinds.filter(|(_, kind)| kind.finite() || !wgsl) {
-        let inputs = op.spec().inputs.iter().enumerate();
+    for (turn, kind) in kinds.filter(|(_, kind)| has(device, *kind)) {
         let inputs: Vec<_> =
-            inputs.filter(|(_, input)| float(input.holds) && op.takes(input.name, kind)).collect();
+            float_inputs(op).filter(|(_, input)| op.takes(input.name, kind)).collect();
         let these = inputs.iter().cycle().skip(turn * OF_A_KIND).take(inputs.len().min(OF_A_KIND));
         for (i, input) in these {
             let there = |case: &&Case| !case.shapes[*i].contains(&0);

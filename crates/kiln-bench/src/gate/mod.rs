@@ -34,17 +34,17 @@ pub use execute::{Run, execute, poison};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, Outcome, Report};
 pub(crate) use rows::on_family;
-use rows::{CASES_OF_A_PART, families_here, own_family, parts};
-pub use rows::{Row, candidate, cases, dtypes, families, family, rows, runs};
+use rows::{CASES_OF_A_PART, own_family, parts};
+pub use rows::{Row, candidate, cases, dtypes, families, family, missing_dtypes, rows, runs};
 pub use stress::stress;
 
 use crate::host::Layout;
-use crate::registry::{Case, FAMILIES, Operator, Spec};
+use crate::registry::{Case, Operator, Spec};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
 use kiln_ops::oracle::{Bounded, Comparison, Format, Number, Path, Products, Rounding, compare};
 use kiln_ops::policy::Implementation;
-use plans::{Taken, family_of, heard, thin};
+use plans::{Taken, family_of, heard, on_another_family, thin};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -118,6 +118,7 @@ pub fn verify_part(
             gate.case(case, Layout::OddCut, &Taken::default());
         }
         gate.empties();
+        gate.report.left_out = fuzz::left_out(op, device);
     }
     gate.ran_on_its_family(part == 0);
     gate.ran_in_place(part == 0);
@@ -317,25 +318,12 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// That no product ran on a faster family than was asked for, since what that cannot take runs on slower ones, and, if
-    /// `some`, that some ran on it.
+    /// That products ran on the family that was asked for, or on the fastest where none was.
     fn ran_on_its_family(&mut self, some: bool) {
-        if families_here(self.op, self.dtype, self.device).is_empty() {
-            return;
-        }
+        let Some(own) = own_family(self.op, self.dtype, self.device) else { return };
         let plans = self.report.plans.iter();
         let ran: Vec<(&str, &str)> = plans.filter_map(|plan| family_of(plan)).collect();
-        let place = |family: &str| FAMILIES.iter().position(|name| *name == family);
-        let faster = |asked: &str| ran.iter().find(|(_, family)| place(family) < place(asked));
-        let error = match self.family {
-            None => (some && ran.is_empty()).then(|| "no product ran".to_string()),
-            Some(asked) => match faster(asked) {
-                Some((kernel, of)) => Some(format!("`{kernel}` ran, of {of} and not {asked}")),
-                None => (some && ran.iter().all(|(_, family)| *family != asked))
-                    .then(|| format!("no product ran on {asked}")),
-            },
-        };
-        if let Some(error) = error {
+        if let Some(error) = on_another_family(self.family.unwrap_or(own), &ran, some) {
             self.report.fail(Check::Forward, "kernels that ran", error);
         }
     }

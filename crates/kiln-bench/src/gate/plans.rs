@@ -1,5 +1,6 @@
 //! How kernels run: their plans are heard, and device and sizes may be taken for others.
 
+use crate::registry::FAMILIES;
 #[cfg(feature = "cube")]
 use kiln_ops::launch::{
     limits::{self, Limits},
@@ -59,6 +60,17 @@ pub(super) fn family_of(plan: &str) -> Option<(&str, &'static str)> {
     Some((kernel, of.1))
 }
 
+/// What is wrong if kernels of these families `ran` where `asked` was asked for: a faster one, since what a family cannot take
+/// runs on slower ones, or, if `some` have to, none of it.
+pub(super) fn on_another_family(asked: &str, ran: &[(&str, &str)], some: bool) -> Option<String> {
+    let place = |family: &str| FAMILIES.iter().position(|name| *name == family);
+    match ran.iter().find(|(_, family)| place(family) < place(asked)) {
+        Some((kernel, of)) => Some(format!("`{kernel}` ran, of {of} and not {asked}")),
+        None => (some && ran.iter().all(|(_, family)| *family != asked))
+            .then(|| format!("no product ran on {asked}")),
+    }
+}
+
 /// Whether a product with a thin side is among them, on kernels of its own.
 pub(super) fn thin(plans: &BTreeSet<String>) -> bool {
     #[cfg(feature = "cube")]
@@ -72,7 +84,24 @@ pub(super) fn thin(plans: &BTreeSet<String>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::family_of;
+    use super::{family_of, on_another_family};
+
+    #[test]
+    fn families_that_were_not_asked_for() {
+        let (wgmma, mma, simt) = (("a", "wgmma"), ("b", "mma"), ("c", "simt"));
+        for (asked, ran, some, wrong) in [
+            ("wgmma", &[wgmma, simt][..], true, None),
+            ("wgmma", &[mma, simt], true, Some("no product ran on wgmma")),
+            ("wgmma", &[mma, simt], false, None),
+            ("mma", &[wgmma, mma], true, Some("`a` ran, of wgmma and not mma")),
+            ("mma", &[mma, simt], true, None),
+            ("simt", &[], true, Some("no product ran on simt")),
+            ("simt", &[], false, None),
+        ] {
+            let found = on_another_family(asked, ran, some);
+            assert_eq!(found.as_deref(), wrong, "{asked} of {ran:?}");
+        }
+    }
 
     #[test]
     fn families_of_plans() {

@@ -108,6 +108,9 @@ pub struct Report {
     pub plans: BTreeSet<String>,
     /// How often a kernel could write a result in the place of an input.
     pub places: usize,
+    /// Special numbers that no case has: which, in which input, and why.
+    #[serde(default)]
+    pub left_out: BTreeSet<String>,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -157,6 +160,7 @@ impl Report {
             cases: 0,
             plans: BTreeSet::new(),
             places: 0,
+            left_out: BTreeSet::new(),
             checks: checks.into(),
             failures: vec![],
         }
@@ -180,6 +184,7 @@ impl Report {
         self.cases += other.cases;
         self.plans.extend(other.plans);
         self.places += other.places;
+        self.left_out.extend(other.left_out);
         for (checked, more) in self.checks.iter_mut().zip(other.checks) {
             checked.outcome = match (checked.outcome, more.outcome) {
                 (Outcome::Failed, _) | (_, Outcome::Failed) => Outcome::Failed,

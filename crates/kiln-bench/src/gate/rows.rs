@@ -16,10 +16,20 @@ pub fn candidate(op: &dyn Operator, device: &Device) -> Implementation {
 
 /// The float types of a device.
 pub fn dtypes(device: &Device) -> Vec<DType> {
-    [DType::F32, DType::BF16, DType::F16]
-        .into_iter()
-        .filter(|d| device.supports_dtype(*d))
-        .collect()
+    let [there, _] = types(device);
+    there
+}
+
+/// Those that operators are for, and the device has not.
+pub fn missing_dtypes(device: &Device) -> Vec<DType> {
+    let [_, missing] = types(device);
+    missing
+}
+
+fn types(device: &Device) -> [Vec<DType>; 2] {
+    let all = [DType::F32, DType::BF16, DType::F16].into_iter();
+    let (there, missing) = all.partition(|dtype| device.supports_dtype(*dtype));
+    [there, missing]
 }
 
 /// A row of what is verified.

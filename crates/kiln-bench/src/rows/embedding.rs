@@ -93,11 +93,11 @@ impl Operator for Row {
     }
 
     fn cases(&self) -> Vec<Case> {
-        // One row, rows that nobody names, rows in pieces, rows in parts, several batches of tokens.
+        // One row, rows that nobody names, rows in pieces, which may be few among rows, rows in parts, several batches of tokens.
         [
             ([1, 1], [1, 1]),
             ([5, 13], [2, 3]),
-            ([700, 33], [3, 5]),
+            ([700, 33], [3, 50]),
             ([3, 80], [7, 60]),
             ([40, 1009], [1, 100]),
             ([131, 96], [2, 129]),

@@ -254,6 +254,10 @@ impl Operator for Row {
         vec![]
     }
 
+    fn stressed(&self) -> Option<Case> {
+        Some(Case::new([&[1, 1, 4096, 768], &[1, 1, 768, 3072], &[1, 1, 4096, 3072]]))
+    }
+
     fn work(&self, _case: &Case, _dtype: DType) -> (Work, Work) {
         Default::default()
     }

@@ -56,7 +56,7 @@ static SPEC: Spec = Spec {
     attributes: &[
         Attribute { name: "learning_rate", default: "0.02", kind: Kind::AtLeast(0.0) },
         Attribute { name: "momentum", default: "0.95", kind: Kind::Between(0.0, 0.9999) },
-        Attribute { name: "nesterov", default: "1", kind: Kind::IntegerBetween(0, 1) },
+        Attribute { name: "nesterov", default: "true", kind: Kind::Flag },
         Attribute { name: "weight_decay", default: "0", kind: Kind::AtLeast(0.0) },
         Attribute { name: "steps", default: "5", kind: Kind::IntegerBetween(0, 100) },
         Attribute {
@@ -78,7 +78,7 @@ fn options(attributes: &Attributes, dtype: DType) -> MuonOptions {
     MuonOptions {
         learning_rate: attributes.number("learning_rate"),
         momentum: attributes.number("momentum"),
-        nesterov: attributes.integer("nesterov") == 1,
+        nesterov: attributes.flag("nesterov"),
         weight_decay: attributes.number("weight_decay"),
         newton_schulz: NewtonSchulzOptions {
             steps: attributes.integer("steps") as usize,
@@ -149,7 +149,7 @@ impl Operator for Row {
         }
         let mut number = number / 2;
         let case = case.with("steps", super::pick(&mut number, &[0, 1, 2]));
-        let case = case.with("nesterov", super::pick(&mut number, &[0, 1]));
+        let case = case.with("nesterov", super::pick(&mut number, &[true, false]));
         let mut of = |values: &[f64]| super::pick(&mut number, values);
         let case = case.with("momentum", of(&[0.9, 0.0])).with("learning_rate", of(&[0.1, 0.02]));
         let case = case.with("weight_decay", of(&[0.5, 0.0]));
@@ -164,7 +164,7 @@ impl Operator for Row {
     fn cases(&self) -> Vec<Case> {
         vec![
             case(&[1, 9], true, 1),
-            case(&[7, 5], false, 2).with("nesterov", 0),
+            case(&[7, 5], false, 2).with("nesterov", false),
             case(&[24, 40], true, 1).with("learning_rate", 0.1).with("weight_decay", 0.5),
             case(&[130, 72], false, 1).with("momentum", 0.5),
             case(&[2, 3, 33, 17], true, 1).with("momentum", 0.0),
@@ -176,6 +176,10 @@ impl Operator for Row {
     // What costs is newton_schulz, and what does not is a part of an optimizer's step: examples/optimizer_step.rs.
     fn shapes(&self, _scale: Scale) -> Vec<Case> {
         vec![]
+    }
+
+    fn stressed(&self) -> Option<Case> {
+        Some(case(&[12, 768, 768], true, 5))
     }
 
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {

@@ -85,6 +85,10 @@ impl Operator for Row {
         vec![]
     }
 
+    fn stressed(&self) -> Option<Case> {
+        Some(Case::new([&[8, 12, 1024, 64], &[8, 12, 1024, 64]]))
+    }
+
     fn work(&self, _case: &Case, _dtype: DType) -> (Work, Work) {
         Default::default()
     }

@@ -136,6 +136,11 @@ impl Operator for Row {
         vec![]
     }
 
+    fn stressed(&self) -> Option<Case> {
+        let case = Case::new([&[8, 1024, 3 * 768]]);
+        Some(case.with("heads", 12).with("kv_heads", 12))
+    }
+
     fn work(&self, _case: &Case, _dtype: DType) -> (Work, Work) {
         Default::default()
     }

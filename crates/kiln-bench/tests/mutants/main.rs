@@ -74,7 +74,12 @@ impl Operator for Broken {
             has_kernel: true,
         })?;
         let y = if fused { product(x, w, FORWARD, self.0) } else { x.matmul(w) };
-        Ok(vec![if self.0 == Mutant::Flat { y.flatten::<1>(0, 1).into() } else { y.into() }])
+        Ok(vec![match self.0 {
+            Mutant::Flat => y.flatten::<1>(0, 1).into(),
+            Mutant::OtherType if y.dtype() == DType::F32 => y.cast(DType::F16).into(),
+            Mutant::OtherType => y.cast(DType::F32).into(),
+            _ => y.into(),
+        }])
     }
 
     fn saved(&self, call: &Call<'_>) -> Vec<Tensor<2>> {
@@ -105,7 +110,11 @@ impl Operator for Broken {
         let [x, w] = [&call.inputs[0], &call.inputs[1]];
         let [m, n, k] = sizes(&x.shape, &w.shape, FORWARD);
         let dx = in_f64([m, k, n], &dy[0], w, |[i, j, t]| [i * n + t, j * n + t]);
-        let dw = in_f64([k, n, m], x, &dy[0], |[i, j, t]| [t * k + i, t * n + j]);
+        let mut dw = in_f64([k, n, m], x, &dy[0], |[i, j, t]| [t * k + i, t * n + j]);
+        if self.0 == Mutant::OracleTwoPercent {
+            let more = |of: Bounded| of * Bounded::exact(1.02);
+            dw.values = dw.values.into_iter().map(more).collect();
+        }
         vec![dx, dw]
     }
 
@@ -158,7 +167,7 @@ fn every_mutant_is_convicted_by_the_check_that_is_meant_for_it() {
             let report = verify(right, dtype, &device);
             assert!(report.green(), "{right:?} in {dtype:?}: {:?}", report.failures);
         }
-        for (mutant, meant) in Mutant::BROKEN {
+        for (mutant, meant) in Mutant::BROKEN.into_iter().filter(|(one, _)| one.in_type(dtype)) {
             if mutant.on_cuda() && !kiln_ops::device::is_cuda(&device) {
                 kiln_test::skip("cuda", format!("{mutant:?} on another device"));
                 continue;
@@ -189,6 +198,10 @@ fn what_is_wrong_once_in_a_hundred_launches_is_convicted_by_stress() {
         let found: Vec<_> = report.failures.iter().map(|f| (f.0, f.2.as_str())).collect();
         let what = "`y` is another in call 60 of 100 than before";
         assert_eq!(found, [(Check::Repeat, what)], "{dtype:?}");
+        // The same every time, and nothing.
+        let report = stress(Mutant::NoNumber);
+        let found: Vec<_> = report.failures.iter().map(|f| (f.0, f.2.as_str())).collect();
+        assert_eq!(found, [(Check::Repeat, "`y` has no finite number")], "{dtype:?}");
     }
 }
 
@@ -231,6 +244,8 @@ fn findings_name_what_was_changed() {
         (Mutant::Turned, "`y` has shape [6, 5], not [5, 6]"),
         (Mutant::SavedOverwritten, "number 0 of what the forward keeps is not what it was"),
         (Mutant::Flat, "`y` has shape [30], not [5, 6]"),
+        (Mutant::BesideInput, "`x` had something written around it"),
+        (Mutant::OtherType, "`y` is F16, not F32"),
         (
             Mutant::FirstRowUnseen,
             "5 results of [30, 65, 78, 65, 78] elements, but the audit saw [1, 78, 65, 78, 65]",

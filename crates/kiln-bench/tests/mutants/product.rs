@@ -9,7 +9,7 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{
     Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::*;
@@ -72,11 +72,23 @@ pub(crate) enum Mutant {
     InPlace,
     /// One of a hundred launches is wrong.
     OnceInAHundred,
+    /// No element is a number.
+    NoNumber,
+    /// All elements are off to one side, each by less than it may be.
+    Shifted,
+    /// Every launch makes something else.
+    AnotherEveryTime,
+    /// What is between rows of x that are cut out of wider ones is overwritten.
+    BesideInput,
+    /// The result has another element type.
+    OtherType,
+    /// Not the kernel: the oracle's gradient of the weight is 2 % too large.
+    OracleTwoPercent,
 }
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 23] = [
+    pub(crate) const BROKEN: [(Self, Check); 28] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
@@ -100,7 +112,17 @@ impl Mutant {
         (Self::PastTheEndInPlace, Check::Guards),
         (Self::NeverInPlace, Check::Written),
         (Self::InPlaceUnsaid, Check::Written),
+        (Self::Shifted, Check::Bias),
+        (Self::AnotherEveryTime, Check::Repeat),
+        (Self::BesideInput, Check::Inputs),
+        (Self::OtherType, Check::Forward),
+        (Self::OracleTwoPercent, Check::FiniteDifferences),
     ];
+
+    /// Whether it can be in this element type: what is rounded to 16 bits is off by as much as it may be, and more is wrong.
+    pub(crate) fn in_type(self, dtype: DType) -> bool {
+        self != Self::Shifted || dtype == DType::F32
+    }
 
     /// Whether a result is written in the place of another where that can be: on CUDA.
     pub(crate) fn in_place(self) -> bool {
@@ -127,14 +149,14 @@ impl Mutant {
 
     fn of(number: u32) -> Self {
         let broken = Self::BROKEN.map(|(mutant, _)| mutant);
-        let all = broken.into_iter().chain([Self::OnceInAHundred, Self::InPlace]);
+        let all = broken.into_iter().chain([Self::OnceInAHundred, Self::NoNumber, Self::InPlace]);
         all.into_iter().find(|mutant| *mutant as u32 == number).unwrap_or(Self::None)
     }
 }
 
 /// y = A·B for A of `sizes` M×K and B of K×N, of their terms from `begin` to `end`, times `factor`, and the first `written`
 /// elements of it alone. `more`: as many terms more, times
-/// `nothing`, which no compiler knows to be 0.
+/// `nothing`, which no compiler knows to be 0. `shift`: of the sum of all terms without their signs, so much is added.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)] // what mutants change
 fn product_kernel<E: Float>(
@@ -152,6 +174,7 @@ fn product_kernel<E: Float>(
     nothing: f32,
     written: usize,
     factor: f32,
+    shift: f32,
     #[comptime] swallow: bool,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -159,14 +182,21 @@ fn product_kernel<E: Float>(
         let row = ABSOLUTE_POS / n;
         let column = ABSOLUTE_POS % n;
         let mut sum = 0.0f32;
+        let mut size = 0.0f32;
         for k in begin..end {
             let left = f32::cast_from(a[row * a_row + k * a_term]);
-            sum += left * f32::cast_from(b[k * b_term + column * b_column]);
+            let term = left * f32::cast_from(b[k * b_term + column * b_column]);
+            sum += term;
+            size += term.abs();
         }
         for k in end..end + more {
             sum += f32::cast_from(a[row * a_row + k * a_term]) * nothing;
         }
         sum *= factor;
+        // Not for a shift of 0: there may be infinities.
+        if shift > 0.0 {
+            sum += shift * size;
+        }
         if comptime!(swallow) {
             sum = select(sum.abs() < 1e30, sum, f32::new(0.0));
         }
@@ -217,28 +247,29 @@ fn negate_kernel<E: Float>(
 /// A result of one element, all of it written.
 fn beside(like: &CubeTensor) {
     let one = launch::output(like, "mutant", "beside", Shape::new([1]), like.dtype);
-    overwrite(one);
+    overwrite(one, 0);
 }
 
-fn overwrite(x: CubeTensor) {
+fn overwrite(x: CubeTensor, at: usize) {
     let (client, elem) = (x.client.clone(), dtype_to_elem_type(x.dtype));
-    // SAFETY: there is a first element.
+    // SAFETY: there is an element, of the tensor or between its rows.
     unsafe {
         overwrite_kernel::launch_unchecked(
             &client,
             CubeCount::Static(1, 1, 1),
             CubeDim::new_1d(1),
             x.into_buffer_arg(),
+            at,
             elem,
         );
     }
 }
 
-/// Overwrites the first element.
+/// Overwrites an element.
 #[cube(launch_unchecked)]
-fn overwrite_kernel<E: Float>(x: &mut [E], #[define(E)] _dtype: ElemType) {
+fn overwrite_kernel<E: Float>(x: &mut [E], at: usize, #[define(E)] _dtype: ElemType) {
     if ABSOLUTE_POS == 0 {
-        x[0] = E::new(0.0);
+        x[at] = E::new(0.0);
     }
 }
 
@@ -278,7 +309,7 @@ fn shape_of(m: usize, n: usize, which: u32, mutant: Mutant) -> Shape {
 
 /// K of the first call since a report was begun.
 pub(crate) static FIRST: AtomicUsize = AtomicUsize::new(0);
-/// Launches of [`Mutant::OnceInAHundred`].
+/// Launches of [`Mutant::OnceInAHundred`] and [`Mutant::AnotherEveryTime`].
 pub(crate) static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
 impl MutantOps for CubeBackend {
@@ -332,10 +363,16 @@ impl MutantOps for CubeBackend {
             Mutant::OnePercent => 1.01,
             Mutant::GradientTwoPercent if which == OF_W => 1.02,
             Mutant::Zeros => 0.0,
+            Mutant::NoNumber => f32::NAN,
             _ if mutant.in_place() => -1.0,
+            Mutant::AnotherEveryTime => {
+                1.0 + 1e-2 * (LAUNCHES.fetch_add(1, Ordering::Relaxed) % 97) as f32
+            }
             Mutant::OnceInAHundred if LAUNCHES.fetch_add(1, Ordering::Relaxed) % 100 == 60 => 1.01,
             _ => 1.0,
         };
+        // Below what k roundings come to at most.
+        let shift = if mutant == Mutant::Shifted { 0.15 * k as f32 * f32::EPSILON } else { 0.0 };
         let client = a.client.clone();
         let elem = dtype_to_elem_type(dtype);
         // SAFETY: what is read and written of a row more than there are lies in the guard bands of an audit, and without one
@@ -359,12 +396,15 @@ impl MutantOps for CubeBackend {
                 0.0,
                 written,
                 factor,
+                shift,
                 mutant == Mutant::Swallowed,
                 elem,
             );
         }
         if matches!(mutant, Mutant::InputOverwritten | Mutant::CotangentOverwritten) {
-            overwrite(a);
+            overwrite(a, 0);
+        } else if mutant == Mutant::BesideInput && a_row > k {
+            overwrite(a, k);
         }
         match mutant {
             Mutant::LeftInPlace => negated(y, 1, 0),

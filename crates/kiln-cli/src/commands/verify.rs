@@ -9,7 +9,7 @@ use super::{positive, whole};
 use crate::stderr::say;
 use crate::stdout::print;
 use board::Board;
-use kiln_bench::gate::Options;
+use kiln_bench::gate::{self, Options};
 use kiln_ops::device;
 use parts::Parts;
 use std::num::NonZeroUsize;
@@ -87,6 +87,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();
+    let missing = gate::missing_dtypes(&opened.device).into_iter();
+    let missing: Vec<_> = missing.map(|dtype| format!("{dtype:?}").to_lowercase()).collect();
+    if !missing.is_empty() {
+        print(format_args!("left out: {}, which {} does not have", missing.join(", "), opened.name));
+    }
+    let left_out = reports.iter().filter(|report| !report.left_out.is_empty()).count();
+    if left_out > 0 {
+        print(format_args!(
+            "left out: some special numbers in {left_out} rows; --json has which, and why"
+        ));
+    }
     print(format_args!("{} green, {red} red, on {}", reports.len() - red, opened.name));
     if let Some(path) = args.json {
         let text = serde_json::to_string_pretty(&reports)?;

@@ -90,6 +90,16 @@ fn says_what_became_of_seeds() {
     assert_eq!(status, 0, "{err}");
     assert!(err.contains("no seed germinates in 6 steps: the first would after step 30"), "{err}");
     assert!(err.contains("seeds            1 Dormant, of 1: "), "{err}");
+    assert!(!err.contains("[seeds] changes nothing"), "{err}");
+}
+
+#[test]
+fn says_that_nothing_has_the_seeds_that_are_described() {
+    let place = place();
+    let without = ["train", "small.toml", "--device", "cpu", "--set", "seeds.first=3"];
+    let (status, _, err) = kiln(place.path(), &without);
+    assert_eq!(status, 0, "{err}");
+    assert!(err.contains("warning: [seeds] changes nothing: the model has no seeds"), "{err}");
 }
 
 #[test]
@@ -407,8 +417,9 @@ fn a_precision_that_a_device_does_not_have_is_refused() {
         Ok(opened) => opened,
         Err(error) => return kiln_test::skip("wgpu", error),
     };
+    // A device that has it has all, and nothing is refused.
     if opened.device.supports_dtype(burn::tensor::DType::BF16) {
-        return kiln_test::skip("a device without bf16", opened.name);
+        return;
     }
     let train = ["train", "small.toml", "--set", "train.precision=bf16", "--device", "wgpu"];
     let line = error(place.path(), &train);

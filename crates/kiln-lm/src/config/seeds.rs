@@ -64,7 +64,7 @@ impl Default for SeedsConfig {
 
 impl SeedsConfig {
     /// Nothing was said about seeds.
-    pub(super) fn is_default(&self) -> bool {
+    pub(crate) fn is_default(&self) -> bool {
         *self == Self::default()
     }
 

@@ -97,7 +97,7 @@ fn reads_cotangents_where_they_are() {
     let sizes = [2, 2, 1, 21, 21, 64];
     let options = AttentionOptions::default();
     let rule = oracle::Rule::new(options, sizes[5]);
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             for order in ORDERS {
                 let orders = [Order::Heads, Order::Heads, Order::Heads, order];
@@ -312,7 +312,7 @@ fn repeats_bit_for_bit() {
     let _others = crate::beside_others();
     let sizes = [1, 6, 2, 150, 150, 40];
     let options = AttentionOptions::default();
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let made = shapes(sizes).map(|s| laid(s, Order::Heads, DType::F32, 5, &device).0);
         let run = || {
             let [q, k, v, dy] = made.clone();
@@ -330,7 +330,7 @@ fn repeats_bit_for_bit() {
 #[test]
 fn keys_shared_by_all_heads_and_sequences() {
     let _others = crate::beside_others();
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             let make = |shape, seed| laid(shape, Order::Heads, dtype, seed, &device).0;
             // As in training, and as in decoding.

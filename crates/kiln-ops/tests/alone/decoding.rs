@@ -54,7 +54,7 @@ fn check(sizes: Sizes, options: AttentionOptions, device: &Device, way: Option<&
 fn agrees_with_the_oracle() {
     let _alone = crate::alone();
     let plain = AttentionOptions::default();
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for (sizes, way) in [
             ([1, 1, 1, 1, 1, 1], None),
             ([1, 2, 1, 1, 5000, 64], Some("several parts")),
@@ -90,7 +90,7 @@ fn several_queries_agree_with_the_oracle() {
     let _alone = crate::alone();
     let plain = AttentionOptions::default();
     let cut = AttentionOptions { window: Some(37), softcap: Some(2.5), ..plain };
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for (sizes, way) in [
             ([1, 2, 1, 1, 1, 64], None),
             ([3, 8, 2, 1, 1000, 64], Some("several parts")),
@@ -149,7 +149,7 @@ fn a_tracked_call_has_its_gradient() {
     let _alone = crate::alone();
     let sizes = [1, 2, 1, 3, 40, 16];
     let options = AttentionOptions::default();
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let [(q, _), (k, _), (v, _)] = inputs(sizes, DType::F32, &device);
         let untracked = attention(q.clone(), k.clone(), v.clone(), options).unwrap();
         let leaf = k.autodiff().require_grad();
@@ -164,7 +164,7 @@ fn a_tracked_call_has_its_gradient() {
 #[test]
 fn results_of_one_part_are_those_of_several() {
     let _alone = crate::alone();
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for (sizes, way) in [
             ([5, 4, 4, 1, 150, 64], Some("direct: true")),
             ([1, 2, 2, 1, 150, 64], Some("direct: false")),
@@ -187,7 +187,7 @@ fn results_of_one_part_are_those_of_several() {
 #[test]
 fn every_launch_finds_all_its_parts() {
     let _alone = crate::alone();
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let dtype = *dtypes(&device).last().unwrap();
         let sizes = [
             [2, 64, 1, 1, 5003, 128],
@@ -332,7 +332,7 @@ fn speed() {
     if std::env::var_os("KILN_TIME").is_none() {
         return;
     }
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let dtype = if device.supports_dtype(DType::BF16) { DType::BF16 } else { DType::F32 };
         for [batch, heads, kv_heads, keys, width] in [
             [1, 12, 12, 1024, 64],

@@ -22,6 +22,12 @@ pub fn devices() -> Vec<Device> {
     devices
 }
 
+/// Those of them that run kernels.
+#[track_caller]
+pub fn kernel_devices() -> Vec<Device> {
+    kiln_test::or_skip("kernels", devices().into_iter().filter(kiln_ops::device::is_cube))
+}
+
 /// Repeatable numbers, about normal, around `mean`.
 pub fn numbers(n: usize, seed: u64, mean: f64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);

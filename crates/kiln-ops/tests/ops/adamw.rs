@@ -216,7 +216,7 @@ fn add<const D: usize>(
 /// More than a launch takes, of several ranks, element types and sizes of vectors, some without elements.
 #[test]
 fn together_they_move_as_each_alone() {
-    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in kernel_devices() {
         for scale in [None, Some(Tensor::<1>::full([1], 0.5, &device))] {
             let mut batch = AdamWBatch::new(scale.clone(), OPTIONS).unwrap();
             let scale = scale.as_ref();
@@ -247,7 +247,7 @@ fn together_they_move_as_each_alone() {
 /// Views of rows with gaps between them share a launch too.
 #[test]
 fn views_move_together() {
-    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in kernel_devices() {
         let mut batch = AdamWBatch::new(None, OPTIONS).unwrap();
         let mut expected = vec![];
         for seed in 0..3 {

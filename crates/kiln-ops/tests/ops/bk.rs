@@ -225,7 +225,7 @@ fn agrees_with_the_oracle() {
 /// As far as the specification's table goes, and a million sites.
 #[test]
 fn long_chains() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let cases = [
             (Inputs::physical(1, 65_536, [0.0, 1.0]), 2e-6),
             (Inputs::physical(1, 65_536, [0.0, 0.01]), 1e-4),
@@ -261,7 +261,7 @@ fn long_chains() {
 /// Gradients of means are small, and those of large matrices smaller: nothing on their way falls out of f32.
 #[test]
 fn small_cotangents_of_large_matrices() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for size in [20.0, 150.0, 3000.0] {
             let a = numbers(512, 3, 0.0).iter().map(|x| size * (1.0 + 0.02 * x)).collect();
             let one = vec![1.0; 511];
@@ -410,7 +410,7 @@ fn two_runs_agree() {
 fn same_again([rows, length]: [usize; 2]) {
     let inputs = Inputs::random(rows, length, [0.1, 0.1]);
     let dg = numbers(2 * rows * length, 17, 0.0);
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let first = run(&inputs, BkOptions::default(), &dg, &device);
         assert_near(
             &first.0,
@@ -429,7 +429,7 @@ fn same_again([rows, length]: [usize; 2]) {
 #[test]
 fn speed() {
     let Ok(wanted) = std::env::var("KILN_TIME") else { return };
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for [rows, length] in [[16, 4096], [256, 4096], [64, 131_072], [8, 1 << 20]] {
             if wanted.contains('x') && wanted != format!("{rows}x{length}") {
                 continue;

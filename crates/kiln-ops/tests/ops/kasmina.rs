@@ -152,7 +152,7 @@ fn frozen_inputs() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in kernel_devices() {
         let case = Case::new([3001, 40, 11, 2], DType::F32, DType::F32, 5, &device);
         assert!(case.run([true; 3]) == case.run([true; 3]), "{device:?}");
     }
@@ -341,7 +341,7 @@ fn gradient_checkpointing() {
 #[test]
 fn as_the_reference_has_it() {
     let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e30, -1.5, 0.5, 2.0];
-    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in kernel_devices() {
         let many =
             |n: usize, step: usize| -> Vec<f32> { (0..n).map(|i| special[i * step % 8]).collect() };
         let of = |numbers: Vec<f32>, rows: usize| {

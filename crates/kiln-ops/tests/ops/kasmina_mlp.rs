@@ -168,7 +168,7 @@ fn frozen_inputs() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             let case = Case::new([1500, 96, 5, 2], dtype, dtype, 5, &device);
             assert!(case.run([true; 4]) == case.run([true; 4]), "{dtype:?} on {device:?}");
@@ -341,7 +341,7 @@ fn gradient_checkpointing() {
 #[test]
 fn as_the_reference_has_it() {
     let special = [f32::NAN, f32::INFINITY, 0.0, -0.0, 1.0, -1.0, 0.5, 2.0];
-    for device in devices().into_iter().filter(kiln_ops::device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             // A row for each, in a chunk of its own.
             let x: Vec<f32> = (0..8 * 16).map(|i| special[(i / 16 + i % 16) % 8]).collect();

@@ -187,7 +187,7 @@ fn matches_float64() {
 /// The streams are those that mhc_post makes, bit for bit, and what mhc_pre makes of them is near.
 #[test]
 fn is_post_and_then_pre() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             for (i, shape) in CASES.iter().enumerate() {
                 let case = Case::new(*shape, false, dtype, 40 + i as u64, &device);
@@ -235,7 +235,7 @@ fn frozen_inputs_and_unused_outputs() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             let case = Case::new(([3, 44, 4, 136], 7), true, dtype, 5, &device);
             let first = case.run([true; INPUTS], [true; 4]);
@@ -280,7 +280,7 @@ fn tokens_do_not_depend_on_those_before() {
 /// Streams, a layer's output and weights that are cut out of wider tensors or lie in another order.
 #[test]
 fn every_stride() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             let case = Case::new(([2, 8, 4, 64], 3), false, dtype, 7, &device);
             let (expected, next) = case.call(case.post.clone());

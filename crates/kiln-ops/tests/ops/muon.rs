@@ -179,7 +179,7 @@ fn many_move_as_each_alone() {
 
 #[test]
 fn views_and_weights_of_nothing() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let (tensors, _) = given([3, 40, 24], DType::F32, 5, &device);
         let copied = |of: &Tensor<3>| Tensor::<3>::from_data(of.to_data(), &device);
         let views: [fn(Tensor<3>) -> Tensor<3>; 3] = [

@@ -130,7 +130,7 @@ mod probe {
 
 #[test]
 fn a_kernel_sees_the_distance_of_rows_that_are_cut() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             for width in [7, 48] {
                 let wide = [5, width + 2 * VIEWED];
@@ -144,7 +144,7 @@ fn a_kernel_sees_the_distance_of_rows_that_are_cut() {
 
 #[test]
 fn kernel_and_reference_agree_in_both_orders() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for (first, second) in [
             (Implementation::Fused, Implementation::Reference),
             (Implementation::Reference, Implementation::Fused),
@@ -160,7 +160,7 @@ fn kernel_and_reference_agree_in_both_orders() {
 
 #[test]
 fn repeats_bit_for_bit() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let once = run([301, 768], DType::F32, 5, 0, &device);
         let again = run([301, 768], DType::F32, 5, 0, &device);
         assert!(once.y == again.y && once.dx == again.dx && once.dw == again.dw, "{device:?}");

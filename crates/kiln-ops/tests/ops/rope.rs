@@ -104,7 +104,7 @@ fn matches_float64() {
 #[test]
 fn kernel_and_reference_agree_in_both_orders() {
     let (shape, options) = ([2, 3, 19, 64], RopeOptions::default());
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for (first, second) in [
             (Implementation::Fused, Implementation::Reference),
             (Implementation::Reference, Implementation::Fused),
@@ -123,7 +123,7 @@ fn kernel_and_reference_agree_in_both_orders() {
 #[test]
 fn repeats_bit_for_bit() {
     let (shape, options) = ([2, 5, 67, 128], RopeOptions::default());
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         let once = run(shape, options, Order::Heads, DType::F32, 5, &device);
         let again = run(shape, options, Order::Heads, DType::F32, 5, &device);
         assert!(once.y == again.y && once.dx == again.dx, "{device:?}");
@@ -134,7 +134,7 @@ fn repeats_bit_for_bit() {
 /// them is used afterwards.
 #[test]
 fn queries_and_keys_together() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             for (q_shape, k_heads) in
                 [([2, 5, 17, 64], 2), ([1, 2, 33, 80], 7), ([2, 4, 9, 128], 4)]
@@ -289,7 +289,7 @@ fn wrong_calls_are_named() {
 /// Queries and keys of a packed tensor are turned as they are by themselves, the values are not.
 #[test]
 fn a_packed_tensor_is_turned_in_one_piece() {
-    for device in devices().into_iter().filter(device::is_cube) {
+    for device in kernel_devices() {
         for dtype in dtypes(&device) {
             for ([batch, length, width], [heads, kv_heads]) in
                 [([2, 19, 64], [4, 2]), ([1, 1, 128], [3, 1]), ([3, 5, 6], [2, 2])]

@@ -13,6 +13,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_ops::device;
 use kiln_ops::policy;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 
 /// Side of the matrices whose product keeps a device busy: CUDA, and what may be a CPU.
 const BUSY: [usize; 2] = [1024, 64];
@@ -39,6 +40,7 @@ pub fn stress(
     for _ in 0..seen {
         report.ran(Check::Repeat);
     }
+    report.measured(Check::Repeat, 0.0, || case.to_string());
     if let Err(error) = result {
         report.fail(Check::Repeat, &case.to_string(), error);
     }
@@ -47,13 +49,17 @@ pub fn stress(
 
 /// On CUDA a layer of a 124M model, elsewhere the largest case of the gate that is no burden.
 fn case(op: &dyn Operator, device: &Device) -> Case {
-    let large = if device::is_cuda(device) { op.shapes(Scale::Train) } else { vec![] };
-    let large = large.into_iter().find(|case| {
+    let large = if device::is_cuda(device) { large(op) } else { None };
+    let small = || op.cases().into_iter().max_by_key(fuzz::moderate);
+    large.or_else(small).expect("an operator has cases")
+}
+
+fn large(op: &dyn Operator) -> Option<Case> {
+    let timed = op.shapes(Scale::Train).into_iter().find(|case| {
         let attributes = case.attributes(op.spec());
         attributes.is_ok_and(|attributes| op.kernels_take(&case.shapes, &attributes))
     });
-    let small = || op.cases().into_iter().max_by_key(fuzz::moderate);
-    large.or_else(small).expect("an operator has cases")
+    timed.or_else(|| op.stressed())
 }
 
 fn repeated(
@@ -71,7 +77,7 @@ fn repeated(
     let mut maker = Maker::new(None, dtype, device, 1);
     let inputs: Vec<Input> = inputs.iter().map(|part| maker.input(part, 0)).collect();
     let cotangents: Vec<_> = outputs.iter().map(|part| maker.cotangent(part)).collect();
-    let call = || -> Result<Vec<Vec<u8>>, String> {
+    let call = || -> Result<Vec<Tensor<1>>, String> {
         policy::force(candidate(op, device), || {
             let call = Call { inputs: &inputs, attributes: &attributes };
             let mut results: Vec<Tensor<1>> = vec![];
@@ -90,22 +96,46 @@ fn repeated(
                 });
                 results.extend(kept);
             }
-            results.into_iter().map(fingerprint).collect()
+            Ok(results)
         })
     };
+    let prints = |results: Vec<Tensor<1>>| -> Result<Vec<_>, String> {
+        results.into_iter().map(fingerprint).collect()
+    };
+    let name = |at: usize| {
+        let names = spec.outputs.iter().map(|output| output.name.to_string());
+        let gradients = spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
+        let name = names.chain(gradients).nth(at).map(|name| format!("`{name}`"));
+        name.unwrap_or_else(|| "what the forward keeps".into())
+    };
     let first = call()?;
+    // What is NaN everywhere is the same every time.
+    for (at, result) in first.iter().enumerate() {
+        if !some_finite(result)? {
+            return Err(format!("{} has no finite number", name(at)));
+        }
+    }
+    let first = prints(first)?;
     for repeat in 1..=repeats {
         *seen += 1;
-        let again = call()?;
+        let again = prints(call()?)?;
         if let Some(at) = first.iter().zip(&again).position(|(a, b)| a != b) {
-            let names = spec.outputs.iter().map(|output| output.name.to_string());
-            let gradients = spec.float_inputs().map(|i| format!("grad.{}", spec.inputs[i].name));
-            let name = names.chain(gradients).nth(at).map(|name| format!("`{name}`"));
-            let name = name.unwrap_or_else(|| "what the forward keeps".into());
+            let name = name(at);
             return Err(format!("{name} is another in call {repeat} of {repeats} than before"));
         }
     }
     Ok(())
+}
+
+/// Whether a tensor has a finite number, or nothing at all.
+fn some_finite(tensor: &Tensor<1>) -> Result<bool, String> {
+    if tensor.dims()[0] == 0 {
+        return Ok(true);
+    }
+    // Not x - x, which WGSL may take for 0.
+    let finite = tensor.clone().abs().lower_elem(f32::MAX).any();
+    let data = finite.try_to_data().map_err(|e| host::one_line(&format!("{e:?}")))?;
+    Ok(data.iter::<bool>().any(|some| some))
 }
 
 /// The gradients of the float inputs, flat.
@@ -139,8 +169,12 @@ fn fingerprint(tensor: Tensor<1>) -> Result<Vec<u8>, String> {
     Ok(data.as_bytes().to_vec())
 }
 
-/// Runs `work` while another thread, with a stream of its own, keeps the device busy.
-fn beside_other_work<T>(device: &Device, work: impl FnOnce() -> T) -> T {
+/// Runs `work` while another thread, with a stream of its own, keeps the device busy; it has begun to, and does until the
+/// end, or there is an error.
+fn beside_other_work(
+    device: &Device,
+    work: impl FnOnce() -> Result<(), String>,
+) -> Result<(), String> {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -151,21 +185,49 @@ fn beside_other_work<T>(device: &Device, work: impl FnOnce() -> T) -> T {
         return work();
     }
     let stopped = AtomicBool::new(false);
+    let stop = &stopped;
+    let (begun, begins) = mpsc::channel();
     std::thread::scope(|scope| {
-        // An error of it is none of the operator's.
-        let busy = || {
+        // The channel goes with it.
+        let busy = move || -> Result<(), String> {
             let random = || Distribution::Uniform(-1.0, 1.0);
             let side = BUSY[usize::from(!device::is_cuda(device))];
             let a = Tensor::<2>::random([side, side], random(), device);
-            while !stopped.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 // Several before a read, which lets the device idle.
                 let product = |b: Tensor<2>, _| a.clone().matmul(b).mul_scalar(1.0 / side as f32);
-                let _ = (0..8).fold(a.clone(), product).sum().try_to_data();
+                let sum = (0..8).fold(a.clone(), product).sum().try_to_data();
+                sum.map_err(|e| host::one_line(&format!("{e:?}")))?;
+                // Nobody may listen any more.
+                let _ = begun.send(());
             }
             Ok(())
         };
-        scope.spawn(move || caught(busy));
-        let _stop = Stop(&stopped);
-        work()
+        let other = scope.spawn(move || caught(busy));
+        let worked = {
+            let _stop = Stop(stop);
+            // Where it ends before it begins, its error is what there is.
+            begins.recv().map_or(Ok(()), |()| work())
+        };
+        let other = other.join().unwrap_or_else(|_| Err("it panicked".into()));
+        worked.and(other.map_err(|error| format!("the work beside it failed: {error}")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry;
+
+    #[test]
+    fn every_operator_has_a_large_case() {
+        for op in registry::all() {
+            let case = large(*op);
+            let elements = |case: &Case| -> usize {
+                case.shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
+            };
+            let name = op.spec().name;
+            assert!(case.as_ref().is_some_and(|case| elements(case) >= 1 << 16), "{name}: {case:?}");
+        }
+    }
 }

@@ -18,10 +18,11 @@ const PIECE: usize = 32;
 const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
-/// Pieces of a cube that adds up pieces of rows, its groups, and their units, of a vector each: several cubes share a
-/// row, and so few are on a GPU at once, as most find nothing.
-const PIECES: usize = 64;
-const GROUPS_OF_LONG: u32 = 32;
+/// Pieces of a cube that adds up pieces of rows, its groups, and their units, of a vector each, so that several cubes share
+/// a row. Most find nothing: of tokens with rows as often as one over their rank, 32768 of 50304 rows of 768 in bf16, an
+/// H200 takes 74.4 µs, with 64 pieces and 32 groups 78.8.
+const PIECES: usize = 16;
+const GROUPS_OF_LONG: u32 = 16;
 const LANES_OF_LONG: u32 = 32;
 /// Whole pieces behind the first up to which a group takes a row by itself.
 const FEW: usize = 8;
@@ -72,7 +73,7 @@ impl Plan {
         self.lanes as usize * self.vectors
     }
 
-    /// For rows that are cut, of which there are few: as many groups as a cube can have.
+    /// For rows that are cut, of which there are few.
     fn of_long_rows(self, client: &Client) -> Self {
         let most = client.properties().hardware.max_units_per_cube;
         let lanes = LANES_OF_LONG.min(self.lanes);
@@ -329,11 +330,10 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
     }
 }
 
-/// A row that is cut: its number, the slot of its first piece, and how many whole pieces follow.
+/// A row that is cut: the slot of its first piece, and how many whole pieces follow.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 struct Long {
-    row: usize,
     slot: usize,
     more: usize,
 }
@@ -426,7 +426,7 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
             let slot = begun[PIECES + i] as usize;
             let more = begun[2 * PIECES + i] as usize;
             if more <= FEW {
-                let of = Long { row, slot, more };
+                let of = Long { slot, more };
                 let sum =
                     add_pieces::<N>(partials, order, of, 0usize, 1usize, first, sizes.width, plan);
                 finish_row::<F, N>(sums, onto, row, &sum, first, sizes.width, plan);
@@ -439,7 +439,7 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
             let slot = begun[PIECES + i] as usize;
             let more = begun[2 * PIECES + i] as usize;
             if more > FEW {
-                let of = Long { row, slot, more };
+                let of = Long { slot, more };
                 let mut sum =
                     add_pieces::<N>(partials, order, of, group, groups, first, sizes.width, plan);
                 add_groups::<N>(&mut sum, &mut shared, plan);
@@ -491,8 +491,12 @@ pub(super) fn sums(
     let stride = dy.stride / size;
     let sizes = |parts| SizesLaunch::new(width, parts, stride, rows, pieces * parts, every);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-    let ways =
-        [("pieces", pieces > 0), ("several parts", parts > 1), ("in place", way == Onto::Same)];
+    let ways = [
+        ("pieces", pieces > 0),
+        ("pieces among rows", every > 1),
+        ("several parts", parts > 1),
+        ("in place", way == Onto::Same),
+    ];
     launch::plans::note("sums of rows", &(&plan, address), &ways);
     // SAFETY: columns, rows and pieces are checked against their numbers; positions are those of rows of dy; where sums are
     // added to what stands in their place, the unit that writes has read it.
