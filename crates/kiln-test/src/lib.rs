@@ -96,6 +96,9 @@ mod tests {
         }
         assert_eq!(left_out("wgpu", "no\ndriver", "").unwrap(), "SKIPPED on wgpu: no driver");
         let unknown = left_out("bf16", "none here", "").unwrap_err();
-        assert!(unknown.starts_with("bf16 cannot be required, expected one of cuda, "), "{unknown}");
+        assert!(
+            unknown.starts_with("bf16 cannot be required, expected one of cuda, "),
+            "{unknown}"
+        );
     }
 }

@@ -90,7 +90,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let missing = gate::missing_dtypes(&opened.device).into_iter();
     let missing: Vec<_> = missing.map(|dtype| format!("{dtype:?}").to_lowercase()).collect();
     if !missing.is_empty() {
-        print(format_args!("left out: {}, which {} does not have", missing.join(", "), opened.name));
+        print(format_args!(
+            "left out: {}, which {} does not have",
+            missing.join(", "),
+            opened.name
+        ));
     }
     let left_out = reports.iter().filter(|report| !report.left_out.is_empty()).count();
     if left_out > 0 {

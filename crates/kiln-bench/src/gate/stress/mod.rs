@@ -227,7 +227,10 @@ mod tests {
                 case.shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
             };
             let name = op.spec().name;
-            assert!(case.as_ref().is_some_and(|case| elements(case) >= 1 << 16), "{name}: {case:?}");
+            assert!(
+                case.as_ref().is_some_and(|case| elements(case) >= 1 << 16),
+                "{name}: {case:?}"
+            );
         }
     }
 }
