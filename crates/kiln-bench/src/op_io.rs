@@ -279,12 +279,12 @@ fn cotangents(
     dtype: DType,
 ) -> Result<Vec<HostTensor>, String> {
     let spec = op.spec();
-    let given = spec.outputs.iter().any(|o| tensors.tensor(&format!("grad.{}", o.name)).is_ok());
-    if !given {
+    let names = spec.outputs.iter().map(|output| format!("grad.{}", output.name));
+    let Some(given) = names.into_iter().find(|name| tensors.tensor(name).is_ok()) else {
         return Ok(vec![]);
-    }
+    };
     if !spec.differentiable {
-        return Err(format!("{}: has no backward, so it takes no cotangent", spec.name));
+        return Err(format!("{}: unknown tensor `{given}`: there is no backward", spec.name));
     }
     let mut cotangents = vec![];
     for output in spec.outputs {

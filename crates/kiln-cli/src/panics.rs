@@ -4,7 +4,7 @@ use crate::stderr::say;
 use std::panic::PanicHookInfo;
 
 /// Turns a panic in any thread into one line on stderr and exit status 101, unless
-/// `RUST_BACKTRACE` asks for more.
+/// `RUST_BACKTRACE` asks for more, or it is caught and becomes a red row.
 pub fn install() {
     let more = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
     let of_rust = std::panic::take_hook();
@@ -16,6 +16,9 @@ pub fn install() {
         }
         if more {
             return of_rust(panic);
+        }
+        if kiln_bench::gate::quiet() {
+            return;
         }
         say(format_args!("error: internal: {description} (please report)"));
         std::process::exit(101);

@@ -173,8 +173,8 @@ impl Observer for Progress {
         ));
         if let Some(first) = start.first_seed.filter(|first| *first > start.steps) {
             self.printer.print(&format!(
-                "warning: no seed germinates in {} steps: the first would after step {first} (seeds.first · \
-                 seeds.epoch_steps)",
+                "warning: no seed germinates in {} steps: the first would after step {first}, where epoch \
+                 seeds.first of seeds.epoch_steps steps ends",
                 start.steps
             ));
         }

@@ -83,7 +83,7 @@ impl Part {
 /// One line if the case does not fit the operator.
 pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
     let spec = op.spec();
-    let dims = spec.dims(&case.shapes)?;
+    let (dims, attributes) = (spec.dims(&case.shapes)?, case.attributes(spec)?);
     let inputs = spec.inputs.iter().zip(&case.shapes).map(|(input, shape)| {
         let scale = input.scale(shape);
         let holds = match input.holds {
@@ -97,18 +97,18 @@ pub fn parts(op: &dyn Operator, case: &Case) -> Result<Vec<Part>, String> {
             _ => Numbers::Normal { mean: input.mean * scale, deviation: scale },
         };
         let f32 = input.holds.is_f32();
-        Part { name: input.name.into(), shape: shape.clone(), holds, f32 }
+        Ok(Part { name: input.name.into(), shape: shape.clone(), holds, f32 })
     });
     let cotangents = spec.outputs.iter().filter(|output| spec.differentiable && !output.constant);
     let cotangents = cotangents.map(|output| {
-        let shape = spec.output_shape(output, &dims);
+        let shape = op.output_shape(output, &dims, &attributes)?;
         let holds = match shape.iter().product::<usize>() {
             1 => Numbers::One,
             _ => Numbers::Normal { mean: 0.1, deviation: 1.0 },
         };
-        Part { name: format!("grad.{}", output.name), shape, holds, f32: output.f32 }
+        Ok(Part { name: format!("grad.{}", output.name), shape, holds, f32: output.f32 })
     });
-    Ok(inputs.chain(cotangents).collect())
+    inputs.chain(cotangents).collect()
 }
 
 /// `n` ends of equal parts of `last`, the first 0.

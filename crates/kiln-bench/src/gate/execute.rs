@@ -7,6 +7,7 @@ use crate::operator::{InputSpec, Output, OutputSpec, with_saved};
 use crate::registry::{Call, Holds, Operator};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_ops::policy::{self, Implementation};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a run returned.
@@ -144,6 +145,27 @@ pub(super) fn kernels(
         Ok((found?, changed))
     };
     caught(|| policy::force(Implementation::Fused, run))
+}
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f`, of whose panics nobody is told but who catches them.
+pub(super) fn quietly<T>(f: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            QUIET.set(self.0);
+        }
+    }
+    let _restore = Restore(QUIET.replace(true));
+    f()
+}
+
+/// Whether a panic of this thread is caught and told by who catches it: for a hook that ends the process.
+pub fn quiet() -> bool {
+    QUIET.get()
 }
 
 /// A kernel that fails to compile or launch shows as a panic of the read in Burn's backward.

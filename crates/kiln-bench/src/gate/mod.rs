@@ -30,7 +30,7 @@ mod stress;
 
 pub use data::Data;
 pub(crate) use execute::{Audited, audited};
-pub use execute::{Run, execute, poison};
+pub use execute::{Run, execute, poison, quiet};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, Outcome, Report};
 pub(crate) use rows::on_family;

@@ -108,6 +108,9 @@ pub struct Report {
     pub plans: BTreeSet<String>,
     /// How often a kernel could write a result in the place of an input.
     pub places: usize,
+    /// Calls of a stress, which compares no result with what is right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calls: Option<usize>,
     /// Special numbers that no case has: which, in which input, and why.
     #[serde(default)]
     pub left_out: BTreeSet<String>,
@@ -160,6 +163,7 @@ impl Report {
             cases: 0,
             plans: BTreeSet::new(),
             places: 0,
+            calls: None,
             left_out: BTreeSet::new(),
             checks: checks.into(),
             failures: vec![],

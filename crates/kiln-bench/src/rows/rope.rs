@@ -77,6 +77,22 @@ pub(super) fn table(
     Ok(table)
 }
 
+/// Refuses heads of a width that has no pairs, by the tensor that has them.
+pub(super) fn check_width(
+    [op, tensor]: [&'static str; 2],
+    shape: &[usize],
+    form: &str,
+    width: usize,
+    attributes: &Attributes,
+) -> Result<(), OpError> {
+    let (multiple, why) = if attributes.flag("truncated") { (4, " (truncated)") } else { (2, "") };
+    if width.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    let expected = format!("{form} with D a multiple of {multiple}{why}");
+    Err(OpError::Shape { op, tensor, found: shape.to_vec(), expected })
+}
+
 impl Operator for Row {
     fn spec(&self) -> &'static Spec {
         &SPEC
@@ -85,16 +101,7 @@ impl Operator for Row {
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let x = call.float::<4>(0);
         let [_, _, length, width] = x.dims();
-        let truncated = call.attributes.flag("truncated");
-        let (multiple, why) = if truncated { (4, " (truncated)") } else { (2, "") };
-        if !width.is_multiple_of(multiple) {
-            return Err(OpError::Shape {
-                op: "rope",
-                tensor: "x",
-                found: x.dims().to_vec(),
-                expected: format!("[B, H, T, D] with D a multiple of {multiple}{why}"),
-            });
-        }
+        check_width(["rope", "x"], &x.dims(), "[B, H, T, D]", width, call.attributes)?;
         let table = table([length, width], call.attributes, x.device().inner())?;
         Ok(vec![rope(x, &table, 0)?.into()])
     }

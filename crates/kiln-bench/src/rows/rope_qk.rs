@@ -1,6 +1,6 @@
 //! rope_qk: queries and keys in one launch.
 
-use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, table, turned, vary};
+use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, check_width, table, turned, vary};
 use crate::host::BoundedTensor;
 use crate::operator::*;
 use burn::tensor::DType;
@@ -38,6 +38,7 @@ impl Operator for Row {
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let [q, k] = [0, 1].map(|i| call.float::<4>(i));
         let [_, _, length, width] = q.dims();
+        check_width([SPEC.name, "q"], &q.dims(), "[B, H, T, D]", width, call.attributes)?;
         let table = table([length, width], call.attributes, q.device().inner())?;
         let (q, k) = rope_qk(q, k, &table, 0)?;
         Ok(vec![q.into(), k.into()])

@@ -1,6 +1,6 @@
 //! rope_qkv: queries and keys where one product has left them, beside the values.
 
-use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, options, table, vary};
+use super::rope::{BASE, LAYOUT, OFFSET, TRUNCATED, check_width, options, table, vary};
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
@@ -79,6 +79,8 @@ impl Operator for Row {
             });
         }
         let width = all / total;
+        let form = format!("[B, T, {total}·D]");
+        check_width([SPEC.name, "qkv"], &qkv.dims(), &form, width, call.attributes)?;
         let table = table([length, width], call.attributes, qkv.device().inner())?;
         Ok(vec![rope_qkv(qkv, heads, kv_heads, &table, 0)?.into()])
     }

@@ -116,7 +116,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     });
     if file.is_ok_and(|config| config != saved) {
         say(format_args!(
-            "note: {} differs from {}, which the run was started with and which counts",
+            "note: {} differs from {}, which the run goes by",
             args.config.display(),
             run.config().display()
         ));

@@ -9,9 +9,10 @@ use super::{positive, whole};
 use crate::stderr::say;
 use crate::stdout::print;
 use board::Board;
-use kiln_bench::gate::{self, Options};
+use kiln_bench::gate::{self, Options, Report};
 use kiln_ops::device;
 use parts::Parts;
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,8 +34,8 @@ pub struct Args {
     /// Random cases for each operator and element type, at most 100000.
     #[arg(long, default_value_t = 8, allow_negative_numbers = true, value_parser = cases)]
     fuzz: usize,
-    /// Stress instead: a call, forward and backward, so many times beside other work of the device, the same bits each
-    /// time; on CUDA at the size of a layer of a 124M model.
+    /// Stress instead: a call, forward and backward, so many times, 1000 if no number is given, beside other work of a
+    /// device with kernels, the same bits each time; on CUDA at the size of a layer of a 124M model.
     #[arg(
         long,
         value_name = "CALLS",
@@ -96,13 +97,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             opened.name
         ));
     }
-    let left_out = reports.iter().filter(|report| !report.left_out.is_empty()).count();
-    if left_out > 0 {
+    let undefined =
+        |report: &&Report| report.left_out.iter().any(|what| what.contains("not defined"));
+    let undefined = reports.iter().filter(undefined).map(|report| report.op.as_str());
+    let undefined: BTreeSet<&str> = undefined.collect();
+    if !undefined.is_empty() {
+        let undefined = undefined.into_iter().collect::<Vec<_>>().join(", ");
+        let list = match &args.json {
+            Some(path) => format!("`left_out` in {}", path.display()),
+            None => "--json FILE lists them".into(),
+        };
         print(format_args!(
-            "left out: some special numbers in {left_out} rows; --json has which, and why"
+            "left out: special numbers that are not defined, of {undefined}; {list}"
         ));
     }
-    print(format_args!("{} green, {red} red, on {}", reports.len() - red, opened.name));
+    let what = args.stress.map_or_else(String::new, |calls| {
+        format!(": {calls} calls each, whether they are the same and not whether they are right")
+    });
+    print(format_args!("{} green, {red} red, on {}{what}", reports.len() - red, opened.name));
     if let Some(path) = args.json {
         let text = serde_json::to_string_pretty(&reports)?;
         super::write(&path, &text)?;

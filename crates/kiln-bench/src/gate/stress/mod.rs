@@ -4,14 +4,16 @@
 #[cfg(feature = "cube")]
 mod fingerprint;
 
-use super::{Check, Report, blank, candidate, execute::caught, fuzz, on_family};
+use super::execute::{caught, quietly};
+use super::{Check, Report, blank, candidate, fuzz, on_family};
+use crate::attributes::Attributes;
 use crate::bench::{Maker, parts};
 use crate::host::{self, Input};
 use crate::operator::with_saved;
 use crate::registry::{Call, Case, Operator, Scale};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_ops::device;
-use kiln_ops::policy;
+use kiln_ops::policy::{self, Implementation};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
@@ -35,12 +37,14 @@ pub fn stress(
     let case = case(op, device);
     let mut seen = 0;
     let result = beside_other_work(device, || {
-        caught(|| on_family(family, || repeated(op, &case, dtype, device, repeats, &mut seen)))
+        let calls = || on_family(family, || repeated(op, &case, dtype, device, repeats, &mut seen));
+        quietly(|| caught(calls))
     });
     for _ in 0..seen {
         report.ran(Check::Repeat);
     }
     report.measured(Check::Repeat, 0.0, || case.to_string());
+    report.calls = Some(repeats);
     if let Err(error) = result {
         report.fail(Check::Repeat, &case.to_string(), error);
     }
@@ -84,17 +88,10 @@ fn repeated(
             let outputs = op.run(&call).map_err(|e| e.to_string())?;
             results.extend(outputs.into_iter().map(|output| output.flat));
             if !cotangents.is_empty() {
-                let saved = with_saved(op, inputs.clone(), &attributes);
-                let call = Call { inputs: &saved, attributes: &attributes };
-                results.extend(match op.backward_kernels(&call, &cotangents) {
-                    Some(kernels) => op.gradients(&call, &cotangents, kernels),
-                    None => by_autodiff(op, &inputs, case, &cotangents)?,
-                });
-                let kept = saved[inputs.len()..].iter().filter_map(|saved| match saved {
-                    Input::Float { rows, .. } => Some(rows.clone().flatten(0, 1)),
-                    Input::Int { .. } => None,
-                });
-                results.extend(kept);
+                match past_autodiff(op, &inputs, &attributes, &cotangents, device) {
+                    Some(those) => results.extend(those),
+                    None => results.extend(by_autodiff(op, &inputs, case, &cotangents)?),
+                }
             }
             Ok(results)
         })
@@ -136,6 +133,28 @@ fn some_finite(tensor: &Tensor<1>) -> Result<bool, String> {
     let finite = tensor.clone().abs().lower_elem(f32::MAX).any();
     let data = finite.try_to_data().map_err(|e| host::one_line(&format!("{e:?}")))?;
     Ok(data.iter::<bool>().any(|some| some))
+}
+
+/// The gradients by the backward kernels, and what the forward keeps for them, where there are such kernels.
+fn past_autodiff(
+    op: &dyn Operator,
+    inputs: &[Input],
+    attributes: &Attributes,
+    cotangents: &[Tensor<1>],
+    device: &Device,
+) -> Option<Vec<Tensor<1>>> {
+    if candidate(op, device) != Implementation::Fused {
+        return None;
+    }
+    let saved = with_saved(op, inputs.to_vec(), attributes);
+    let call = Call { inputs: &saved, attributes };
+    let kernels = op.backward_kernels(&call, cotangents)?;
+    let mut all = op.gradients(&call, cotangents, kernels);
+    all.extend(saved[inputs.len()..].iter().filter_map(|saved| match saved {
+        Input::Float { rows, .. } => Some(rows.clone().flatten(0, 1)),
+        Input::Int { .. } => None,
+    }));
+    Some(all)
 }
 
 /// The gradients of the float inputs, flat.
@@ -203,7 +222,7 @@ fn beside_other_work(
             }
             Ok(())
         };
-        let other = scope.spawn(move || caught(busy));
+        let other = scope.spawn(move || quietly(|| caught(busy)));
         let worked = {
             let _stop = Stop(stop);
             // Where it ends before it begins, its error is what there is.
@@ -231,6 +250,20 @@ mod tests {
                 case.as_ref().is_some_and(|case| elements(case) >= 1 << 16),
                 "{name}: {case:?}"
             );
+        }
+    }
+    /// On the CPU, which has references alone, and where there are kernels.
+    #[test]
+    fn every_operator_is_called_again() {
+        let cpu = device::open("cpu").expect("the CPU is always there").device;
+        let kernels = kiln_test::device(device::open).map(|opened| opened.device);
+        for device in [Some(cpu), kernels].into_iter().flatten() {
+            for op in registry::all() {
+                let report = stress(*op, DType::F32, &device, None, 1);
+                let name = op.spec().name;
+                assert!(report.green(), "{name} on {device:?}: {:?}", report.failures);
+                assert_eq!(report.checked(Check::Repeat).runs, 1, "{name}");
+            }
         }
     }
 }
