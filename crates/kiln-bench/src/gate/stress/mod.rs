@@ -252,6 +252,7 @@ mod tests {
             );
         }
     }
+
     /// On the CPU, which has references alone, and where there are kernels.
     #[test]
     fn every_operator_is_called_again() {
