@@ -45,7 +45,7 @@ impl<'a> Board<'a> {
     pub fn show(&mut self, event: Event) {
         match event {
             Event::Started(part) => self.running.push((part, Instant::now())),
-            Event::Finished(part, report) => self.finished(part, report),
+            Event::Finished(part, report) => self.finished(part, *report),
             Event::Said(line) => {
                 self.bar.suspend(|| say(line));
             }

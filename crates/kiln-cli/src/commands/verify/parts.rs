@@ -110,7 +110,7 @@ impl<'a> Parts<'a> {
         if jobs.min(parts.len()) <= 1 {
             for &part in parts {
                 show(Event::Started(part));
-                show(Event::Finished(part, Ok(self.verify(part))));
+                show(Event::Finished(part, Box::new(Ok(self.verify(part)))));
             }
             return Ok(());
         }

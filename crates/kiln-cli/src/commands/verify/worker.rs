@@ -18,7 +18,7 @@ pub enum Event {
     /// It is being verified.
     Started(usize),
     /// It is done, or its process ended, and how.
-    Finished(usize, Result<Report, String>),
+    Finished(usize, Box<Result<Report, String>>),
     /// A process wrote this line to stderr.
     Said(String),
 }
@@ -59,7 +59,7 @@ pub fn share<C: Fn() -> Command + Sync>(
                 while let Some(&part) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let _ = events.send(Event::Started(part));
                     let report = verify(part, &mut worker, command, &events);
-                    let _ = events.send(Event::Finished(part, report));
+                    let _ = events.send(Event::Finished(part, Box::new(report)));
                 }
                 worker.map(Worker::end)
             });
@@ -164,7 +164,7 @@ mod tests {
         let (mut reports, mut said) = (vec![None; 5], vec![]);
         share(&[4, 3, 2, 1, 0], 2, &command, |event| match event {
             Event::Started(row) => assert!(reports[row].is_none()),
-            Event::Finished(row, report) => reports[row] = Some(report),
+            Event::Finished(row, report) => reports[row] = Some(*report),
             Event::Said(line) => said.push(line),
         });
         (reports.into_iter().flatten().collect(), said)

@@ -28,6 +28,7 @@ mod weight;
 use super::token::Given;
 use super::{Dims, Post, hopper};
 use crate::launch;
+use crate::mhc_pre::OP;
 use crate::tile::Family;
 use crate::tile::cuda::maps::{map, map_of_boxes};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -88,7 +89,7 @@ impl Plan {
             launch::unused(x, DType::F32)
         } else {
             let places = groups * once.places() * once.cubes * once.part();
-            launch::unread(x, Shape::new([places]), DType::F32)
+            launch::scratch(x, OP, "parts", Shape::new([places]), DType::F32)
         };
         let address = launch::address_type(&[phi, h_in, h_res, given.mix, &parts]);
         let sixteens = d.tokens.div_ceil(TOKENS);

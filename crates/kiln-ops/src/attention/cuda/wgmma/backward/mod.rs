@@ -13,6 +13,7 @@ mod weights;
 use super::places::PlacesLaunch;
 use super::plan::Limited;
 use super::{maps, places as forward_places, takes};
+use crate::attention::OP;
 use crate::attention::problem::{Backward, HeadsView, Problem};
 use crate::launch;
 use crate::tile::cuda::ptx::Float16;
@@ -97,7 +98,8 @@ pub(crate) fn backward(problem: &Problem, with: &Backward<'_>) {
     ];
     launch::plans::note("attention.grad on wgmma", &(&gradient, address), &ways);
     let kept = order.slots * order.blocks;
-    let sums = launch::unread(&p.q.tensor, Shape::new([kept * SUMS as usize / 4]), DType::F32);
+    let shape = Shape::new([kept * SUMS as usize / 4]);
+    let sums = launch::scratch(&p.q.tensor, OP, "sums of dq", shape, DType::F32);
     let counters = launch::zeros(&p.q.tensor, Shape::new([TICKETS as usize + kept]), DType::U32);
     let queries =
         |view: &HeadsView, rows| maps::map(view, sizes, [sizes.heads, sizes.queries], rows);
