@@ -107,7 +107,8 @@ impl Attribute {
     /// What it may be, in words.
     pub fn expected(&self) -> String {
         match self.kind {
-            Kind::Number | Kind::Optional => "a number".into(),
+            Kind::Number => "a number".into(),
+            Kind::Optional => format!("a number, or {}", self.default),
             Kind::AtLeast(least) => format!("a number of at least {least}"),
             Kind::Between(low, high) => format!("a number from {low} to {high}"),
             Kind::Above(least) => format!("a number above {least}"),
@@ -188,7 +189,7 @@ mod tests {
             ("eps", "NaN", "op: attribute eps = NaN, expected a number of at least 0"),
             ("layout", "x", "op: attribute layout = x, expected half or interleaved"),
             ("causal", "1", "op: attribute causal = 1, expected true or false"),
-            ("scale", "inf", "op: attribute scale = inf, expected a number"),
+            ("scale", "inf", "op: attribute scale = inf, expected a number, or D^-½"),
             (
                 "eps",
                 "1e39",

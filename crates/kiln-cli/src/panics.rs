@@ -4,7 +4,7 @@ use crate::stderr::say;
 use std::panic::PanicHookInfo;
 
 /// Turns a panic in any thread into one line on stderr and exit status 101, unless
-/// `RUST_BACKTRACE` asks for more, or it is caught and becomes a red row.
+/// `RUST_BACKTRACE` asks for more, or it is one of a call that is stressed, which is caught and becomes a red row.
 pub fn install() {
     let more = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
     let of_rust = std::panic::take_hook();

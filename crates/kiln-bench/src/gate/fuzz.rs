@@ -1,5 +1,6 @@
 //! Random cases.
 
+use super::report::{LeftOut, Why};
 use crate::dims::sizes_of;
 use crate::operator::Holds;
 use crate::registry::{Case, Dims, InputSpec, Operator};
@@ -53,25 +54,28 @@ fn has(device: &Device, kind: Special) -> bool {
 }
 
 /// Which inputs hold which special numbers in no case, and why.
-pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<String> {
+pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> {
     let there = special(op, device);
     let mut left_out = BTreeSet::new();
     for kind in Special::ALL {
+        let taken: Vec<_> =
+            float_inputs(op).filter(|(_, input)| op.takes(input.name, kind)).collect();
         // Masks are for those who say so.
-        let masks = || float_inputs(op).any(|(_, input)| op.takes(input.name, kind));
-        if kind == Special::Masked && !masks() {
+        if kind == Special::Masked && taken.is_empty() {
             continue;
         }
         for (_, input) in float_inputs(op) {
-            let why = match (has(device, kind), op.takes(input.name, kind)) {
-                (false, _) => "not defined on this device",
-                (_, false) => "not defined by the operator",
-                _ if there.iter().all(|case| case.special != Some((input.name, kind))) => {
-                    "other inputs have them"
-                }
+            let held = there.iter().any(|case| case.special == Some((input.name, kind)));
+            let takes = taken.iter().any(|(_, other)| other.name == input.name);
+            let why = match (has(device, kind), takes, held) {
+                (false, ..) => Why::Device,
+                (_, false, _) => Why::Operator,
+                (.., false) if taken.len() > OF_A_KIND => Why::OtherInputs,
+                (.., false) => Why::NoCase,
                 _ => continue,
             };
-            left_out.insert(format!("{} in `{}`: {why}", kind.name(), input.name));
+            let (numbers, input) = (kind.name().into(), input.name.into());
+            left_out.insert(LeftOut { numbers, input, why });
         }
     }
     left_out
@@ -130,6 +134,27 @@ fn size(case: &Case) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_case_holds_is_known() {
+        let cpu = device::open("cpu").expect("the CPU is always there").device;
+        let of = |name: &str, numbers: &str, input: &str| {
+            let left_out = left_out(registry::find(name).unwrap(), &cpu);
+            let mut left_out = left_out.into_iter();
+            let here = |one: &LeftOut| one.numbers == numbers && one.input == input;
+            left_out.find(here).map(|one| one.why)
+        };
+        assert_eq!(of("attention", "NaN", "q"), Some(Why::Operator));
+        assert_eq!(of("attention", "zeros", "q"), None);
+        assert_eq!(of("rms_norm", "-inf", "x"), None);
+        assert_eq!(of("cross_entropy", "-inf", "logits"), None);
+        // Every other operator has a case of what it defines.
+        for op in registry::all() {
+            let left_out = left_out(*op, &cpu);
+            let none = left_out.iter().find(|one| one.why == Why::NoCase);
+            assert_eq!(none, None, "{}", op.spec().name);
+        }
+    }
     use crate::registry::{self, Scale};
 
     #[test]

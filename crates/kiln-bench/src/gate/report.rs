@@ -89,6 +89,40 @@ pub struct Checked {
     pub at: Option<String>,
 }
 
+/// What was called again and again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Stressed {
+    /// How often.
+    pub calls: usize,
+    /// Case.
+    pub case: String,
+}
+
+/// Special numbers that no case has in an input.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Which numbers.
+    pub numbers: String,
+    /// Of which input.
+    pub input: String,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why no case has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// The language of the device does not define what becomes of them.
+    Device,
+    /// Nor does the operator, or they cannot be.
+    Operator,
+    /// Other inputs have them, in turns.
+    OtherInputs,
+    /// No case that is small has such an input.
+    NoCase,
+}
+
 /// What the gate found for an operator and element type.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
@@ -108,12 +142,12 @@ pub struct Report {
     pub plans: BTreeSet<String>,
     /// How often a kernel could write a result in the place of an input.
     pub places: usize,
-    /// Calls of a stress, which compares no result with what is right.
+    /// Of a stress, which compares no result with what is right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub calls: Option<usize>,
-    /// Special numbers that no case has: which, in which input, and why.
+    pub stress: Option<Stressed>,
+    /// Special numbers that no case has.
     #[serde(default)]
-    pub left_out: BTreeSet<String>,
+    pub left_out: BTreeSet<LeftOut>,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -163,7 +197,7 @@ impl Report {
             cases: 0,
             plans: BTreeSet::new(),
             places: 0,
-            calls: None,
+            stress: None,
             left_out: BTreeSet::new(),
             checks: checks.into(),
             failures: vec![],

@@ -20,10 +20,11 @@ pub fn dtypes(device: &Device) -> Vec<DType> {
     there
 }
 
-/// Those that operators are for, and the device has not.
-pub fn missing_dtypes(device: &Device) -> Vec<DType> {
+/// Those that some of these operators compute in, and the device has not.
+pub fn missing_dtypes(ops: &[&'static dyn Operator], device: &Device) -> Vec<DType> {
     let [_, missing] = types(device);
-    missing
+    let some = |dtype: &DType| ops.iter().any(|op| op.spec().computes_in(*dtype));
+    missing.into_iter().filter(some).collect()
 }
 
 fn types(device: &Device) -> [Vec<DType>; 2] {

@@ -9,7 +9,7 @@ use super::{positive, whole};
 use crate::stderr::say;
 use crate::stdout::print;
 use board::Board;
-use kiln_bench::gate::{self, Options, Report};
+use kiln_bench::gate::{self, Options, Report, Why};
 use kiln_ops::device;
 use parts::Parts;
 use std::collections::BTreeSet;
@@ -88,7 +88,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();
-    let missing = gate::missing_dtypes(&opened.device).into_iter();
+    let missing = gate::missing_dtypes(&ops, &opened.device).into_iter();
     let missing: Vec<_> = missing.map(|dtype| format!("{dtype:?}").to_lowercase()).collect();
     if !missing.is_empty() {
         print(format_args!(
@@ -97,19 +97,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             opened.name
         ));
     }
-    let undefined =
-        |report: &&Report| report.left_out.iter().any(|what| what.contains("not defined"));
-    let undefined = reports.iter().filter(undefined).map(|report| report.op.as_str());
-    let undefined: BTreeSet<&str> = undefined.collect();
+    let of = |why: Why| {
+        let some = move |report: &&Report| report.left_out.iter().any(|one| one.why == why);
+        let ops = reports.iter().filter(some).map(|report| report.op.as_str());
+        ops.collect::<BTreeSet<&str>>()
+    };
+    if !of(Why::Device).is_empty() {
+        print(format_args!(
+            "left out: numbers that are not finite, which {} does not define",
+            opened.name
+        ));
+    }
+    let undefined = of(Why::Operator).into_iter().collect::<Vec<_>>().join(", ");
     if !undefined.is_empty() {
-        let undefined = undefined.into_iter().collect::<Vec<_>>().join(", ");
         let list = match &args.json {
             Some(path) => format!("`left_out` in {}", path.display()),
             None => "--json FILE lists them".into(),
         };
-        print(format_args!(
-            "left out: special numbers that are not defined, of {undefined}; {list}"
-        ));
+        print(format_args!("left out: numbers that are not defined, of {undefined}; {list}"));
     }
     let what = args.stress.map_or_else(String::new, |calls| {
         format!(": {calls} calls each, whether they are the same and not whether they are right")

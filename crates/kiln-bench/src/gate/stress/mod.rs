@@ -5,7 +5,7 @@
 mod fingerprint;
 
 use super::execute::{caught, quietly};
-use super::{Check, Report, blank, candidate, fuzz, on_family};
+use super::{Check, Report, Stressed, blank, candidate, fuzz, on_family};
 use crate::attributes::Attributes;
 use crate::bench::{Maker, parts};
 use crate::host::{self, Input};
@@ -43,8 +43,7 @@ pub fn stress(
     for _ in 0..seen {
         report.ran(Check::Repeat);
     }
-    report.measured(Check::Repeat, 0.0, || case.to_string());
-    report.calls = Some(repeats);
+    report.stress = Some(Stressed { calls: repeats, case: case.to_string() });
     if let Err(error) = result {
         report.fail(Check::Repeat, &case.to_string(), error);
     }

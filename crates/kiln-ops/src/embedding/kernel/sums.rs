@@ -18,13 +18,13 @@ const PIECE: usize = 32;
 const LANES: u32 = 64;
 /// Groups of a cube.
 const GROUPS: u32 = 4;
-/// Pieces of a cube that adds up pieces of rows, its groups, and their units, of a vector each, so that several cubes share
-/// a row. Most find nothing: of tokens with rows as often as one over their rank, 32768 of 50304 rows of 768 in bf16, an
-/// H200 takes 74.4 µs, with 64 pieces and 32 groups 78.8.
+/// Pieces of a cube that adds up pieces of rows. Most cubes find nothing: of tokens with rows as often as one over their rank,
+/// 32768 of 50304 rows of 768 in bf16, an H200 takes 74.4 µs, with 64 pieces and 32 groups 78.8.
 const PIECES: usize = 16;
+/// Its groups, and their units, of a vector each, so that several cubes share a row.
 const GROUPS_OF_LONG: u32 = 16;
 const LANES_OF_LONG: u32 = 32;
-/// Whole pieces behind the first up to which a group takes a row by itself.
+/// Pieces behind the first up to which a group takes a row by itself.
 const FEW: usize = 8;
 /// Most vectors of a unit.
 const VECTORS: usize = 4;
@@ -330,7 +330,7 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
     }
 }
 
-/// A row that is cut: the slot of its first piece, and how many whole pieces follow.
+/// A row that is cut: the slot of its first piece, and how many pieces follow.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 struct Long {
@@ -399,6 +399,7 @@ fn long_rows_kernel<F: Float, I: Int, N: Size>(
     let first = part * comptime!(plan.span()) + UNIT_POS_X as usize;
     let group = UNIT_POS_Y as usize;
     let all = starts[sizes.rows] as usize;
+    // A cube has more units than pieces.
     if UNIT_POS < comptime!(PIECES as u32) {
         let piece = lot * PIECES + UNIT_POS as usize;
         let from = piece * PIECE;
@@ -493,7 +494,7 @@ pub(super) fn sums(
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let ways = [
         ("pieces", pieces > 0),
-        ("pieces among rows", every > 1),
+        ("pieces among rows", pieces > 0 && every > 1),
         ("several parts", parts > 1),
         ("in place", way == Onto::Same),
     ];
