@@ -193,8 +193,8 @@ fn product_kernel<E: Float>(
             sum += f32::cast_from(a[row * a_row + k * a_term]) * nothing;
         }
         sum *= factor;
-        // Not for a shift of 0: there may be infinities.
-        if shift > 0.0 {
+        // Infinities stay what they are.
+        if shift > 0.0 && size < 1e30 {
             sum += shift * size;
         }
         if comptime!(swallow) {
