@@ -1,5 +1,5 @@
 //! Tests that share what a process has one of, so that some run by themselves: audits, plans that are heard,
-//! limits of devices.
+//! limits of devices, what is allocated.
 
 #[path = "../common/mod.rs"]
 #[allow(dead_code)] // of what the tests share
@@ -7,6 +7,7 @@ mod common;
 
 mod attention;
 mod decoding;
+mod in_place;
 mod matmul_add;
 mod scan;
 

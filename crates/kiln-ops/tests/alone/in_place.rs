@@ -1,0 +1,158 @@
+//! Results that take the memory of an input which nobody else needs, on CUDA: what the kernels allocate is less by them.
+//! wgpu refuses a buffer that is read and written in one launch, so that nothing is taken there.
+
+use crate::common::*;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_ops::device::is_cuda;
+use kiln_ops::embedding::tied_embedding;
+use kiln_ops::launch::allocated;
+use kiln_ops::prelude::*;
+use kiln_ops::sum_squares::SumSquaresBatch;
+
+const BYTES: usize = size_of::<f32>();
+
+/// What the kernels allocate while `run` makes a result, which is read.
+fn allocates<const D: usize>(run: impl FnOnce() -> Tensor<D>) -> usize {
+    let before = allocated();
+    values(&run());
+    usize::try_from(allocated() - before).unwrap()
+}
+
+fn some<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    let made = tensor(&numbers(shape.iter().product(), 5, 0.1), shape, DType::F32, device).0;
+    // What is uploaded may be held by what uploads it.
+    made * 2.0
+}
+
+/// `of` an input of `shape` writes `taken` elements over it unless somebody holds it.
+#[track_caller]
+fn takes<const D: usize, const R: usize>(
+    name: &str,
+    shape: [usize; D],
+    taken: usize,
+    device: &Device,
+    of: impl Fn(Tensor<D>) -> Tensor<R>,
+) {
+    let free = allocates(|| of(some(shape, device)));
+    let held = some(shape, device);
+    let not_free = allocates(|| of(held.clone()));
+    values(&held);
+    let expected = if is_cuda(device) { taken * BYTES } else { 0 };
+    assert_eq!(not_free - free, expected, "{name} on {device:?}: bytes that were taken");
+}
+
+#[test]
+fn rotated_heads() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let table = RopeTable::new(32, 16, RopeOptions::default(), &device).unwrap();
+        let shape = [2, 4, 32, 16];
+        let count = shape.iter().product();
+        takes("rope", shape, count, &device, |x| rope(x, &table, 0).unwrap());
+        let k = some([2, 2, 32, 16], &device);
+        takes("rope_qk, q", shape, count, &device, |q| rope_qk(q, k.clone(), &table, 0).unwrap().0);
+        takes("rope_qk, k", shape, count, &device, |q| rope_qk(k.clone(), q, &table, 0).unwrap().1);
+        let packed = [2, 32, 8 * 16];
+        let count = packed.iter().product();
+        takes("rope_qkv", packed, count, &device, |x| rope_qkv(x, 4, 2, &table, 0).unwrap());
+    }
+}
+
+#[test]
+fn what_is_added() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let [m, k, n] = [160, 64, 136];
+        let (a, b) = (some([m, k], &device), some([k, n], &device));
+        let options = MatmulOptions { beta: 1.0, ..MatmulOptions::default() };
+        takes("matmul_add", [m, n], m * n, &device, |c| {
+            matmul_add(a.clone(), b.clone(), c, options).unwrap()
+        });
+        let (x, more) = (some([70, 300], &device), some([5, 9], &device));
+        takes("sum_squares", [40], 40, &device, |sums| {
+            let mut batch = SumSquaresBatch::new();
+            batch.push(x.clone()).unwrap();
+            batch.push(more.clone()).unwrap();
+            batch.sum(sums).unwrap()
+        });
+    }
+}
+
+#[test]
+fn a_divided_matrix() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let options = NewtonSchulzOptions { steps: 0, ..NewtonSchulzOptions::default() };
+        takes("newton_schulz", [48, 80], 48 * 80, &device, |g| newton_schulz(g, options).unwrap());
+    }
+}
+
+#[test]
+fn gradients_of_logits() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let [rows, classes] = [24, 200];
+        let targets = Tensor::<1, Int>::arange(0..rows as i64, &device).autodiff();
+        let gradient = |hold: bool| {
+            let leaf = some([rows, classes], &device).autodiff().require_grad();
+            let logits = leaf.clone() * 2.0;
+            let held = hold.then(|| logits.clone());
+            let loss = cross_entropy(logits, targets.clone(), CrossEntropyOptions::default());
+            let bytes = allocates(|| leaf.grad(&loss.unwrap().backward()).unwrap());
+            held.inspect(|held| assert_eq!(held.dims(), [rows, classes]));
+            bytes
+        };
+        let expected = if is_cuda(&device) { rows * classes * BYTES } else { 0 };
+        assert_eq!(gradient(true) - gradient(false), expected, "{device:?}");
+    }
+}
+
+/// What the gates make of their gradient stands in the place of that.
+#[test]
+fn what_goes_into_the_last_product() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let [rows, width, inner] = [512, 16, 256];
+        let backward = |down_is_trained: bool| {
+            let [x, gate, up, down] =
+                [[rows, width], [width, inner], [width, inner], [inner, width]]
+                    .map(|shape| some(shape, &device).autodiff());
+            let x = x.require_grad();
+            let down = if down_is_trained { down.require_grad() } else { down };
+            let y = swiglu_mlp(x.clone(), gate, up, down.clone()).unwrap();
+            let bytes = values(&y.clone().inner()).len();
+            assert_eq!(bytes, rows * width);
+            allocates(|| {
+                let grads = y.sum().backward();
+                let of_down = down.grad(&grads).map_or(0.0, |of| values(&of)[0] as f32);
+                x.grad(&grads).unwrap() + of_down
+            })
+        };
+        let (more, hidden) = (backward(true) - backward(false), rows * inner * BYTES);
+        let of_down = width * inner * BYTES;
+        assert!(more >= of_down, "{more} bytes for a gradient on {device:?}");
+        // Products may have sums of parts.
+        assert_eq!(more < hidden, is_cuda(&device), "{more} bytes beside {hidden} on {device:?}");
+    }
+}
+
+/// The rows of a table that is the head too are added to the gradient that the head has made.
+#[test]
+fn gradients_of_a_tied_table() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let [rows, width] = [70, 24];
+        let tokens = Tensor::<2, Int>::from_data([[3, 1, 3, 69, 0]], &device).autodiff();
+        let backward = |tied: bool| {
+            let weight = some([rows, width], &device).autodiff().require_grad();
+            let (y, table) =
+                tied_embedding(weight.clone(), tokens.clone(), EmbeddingOptions::default())
+                    .unwrap();
+            let loss = if tied { y.sum() + (table * 0.5).sum() } else { y.sum() };
+            allocates(|| weight.grad(&loss.backward()).unwrap())
+        };
+        // Where nothing is added to, a few elements stand for it.
+        let expected = if is_cuda(&device) { (rows * width + 16) * BYTES } else { 16 * BYTES };
+        assert_eq!(backward(false) - backward(true), expected, "{device:?}");
+    }
+}
