@@ -124,6 +124,19 @@ fn rows_beyond_two_to_the_32() {
             let y = attention(heads(q), heads(k), heads(v), AttentionOptions::default()).unwrap();
             y.reshape([rows, width])
         });
+        let streams = 4;
+        let inputs = streams * (streams + 2);
+        let phi = Tensor::<2>::random([width, inputs], Distribution::Normal(0.0, 0.02), device);
+        let (alpha, bias) = (Tensor::<1>::ones([3], device), Tensor::<1>::zeros([inputs], device));
+        agree("mhc_pre and mhc_post", [width; 2], device, |[x]| {
+            let [rows, width] = x.dims();
+            let x = x.reshape([1, rows, streams, width / streams]);
+            let [alpha, bias] = [&alpha, &bias].map(|t| t.clone().autodiff());
+            let phi = phi.clone().autodiff();
+            let MhcPre { h_in, h_post, h_res } =
+                mhc_pre(x.clone(), phi, alpha, bias, None, MhcPreOptions::default()).unwrap();
+            mhc_post(x, h_in, h_post, h_res).unwrap().reshape([rows, width])
+        });
     }
 }
 
@@ -150,5 +163,77 @@ fn losses_of_rows_beyond_two_to_the_32() {
             let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
             assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
         }
+    }
+}
+
+/// A table whose rows begin beyond what 32 bits number, and its gradient, which is one of few rows.
+#[test]
+fn rows_of_a_table_beyond_two_to_the_32() {
+    for device in kernel_devices() {
+        let (device, width) = (&device, 4096);
+        say_if_small(device);
+        let rows = rows(device, width);
+        let named: Vec<usize> =
+            places(rows, width).into_iter().flat_map(|first| first..first + ROWS).collect();
+        let tokens: Vec<i64> = named.iter().map(|row| *row as i64).collect();
+        let tokens = Tensor::<1, Int>::from_data(tokens.as_slice(), device).unsqueeze::<2>();
+        let weight = random(rows, width, device);
+        let leaf = weight.clone().autodiff().require_grad();
+        let options = EmbeddingOptions::default();
+        let y = embedding(leaf.clone(), tokens.autodiff(), options).unwrap();
+        let dy = random(named.len(), width, device);
+        let found = y.clone().inner().reshape([named.len(), width]);
+        let of_table =
+            leaf.grad(&(y * dy.clone().unsqueeze().autodiff()).sum().backward()).unwrap();
+        for (i, first) in places(rows, width).into_iter().enumerate() {
+            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
+            assert_eq!(values(&cut(&found, i * ROWS)), values(&cut(&weight, first)), "{what}");
+            let gradient = values(&cut(&of_table, first));
+            assert_eq!(gradient, values(&cut(&dy, i * ROWS)), "gradient of {what}");
+        }
+        // Beside them there is none.
+        let (before, after) = (of_table.clone().narrow(0, ROWS, ROWS), rows - 2 * ROWS);
+        assert!(values(&before).iter().all(|of| *of == 0.0), "{device:?}");
+        assert!(values(&cut(&of_table, after)).iter().all(|of| *of == 0.0), "{device:?}");
+    }
+}
+
+/// A parameter of so many elements, its moments and the sum of its gradient's squares.
+#[test]
+fn a_parameter_beyond_two_to_the_32() {
+    for device in kernel_devices() {
+        let (device, width) = (&device, 4096);
+        say_if_small(device);
+        let rows = rows(device, width);
+        let grad = random(rows, width, device);
+        let value = || Tensor::<2>::full([rows, width], 0.5, (device, DType::F32));
+        let none = || Tensor::<2>::zeros([rows, width], (device, DType::F32));
+        let options = AdamWOptions { step: 1, weight_decay: 0.1, ..AdamWOptions::default() };
+        let step = |of: Moving<2>, grad: Tensor<2>| adamw(of, grad, None, options).unwrap();
+        let all = Moving { value: value(), first: none(), second: none(), copy: None };
+        let all = step(all, grad.clone());
+        for first in places(rows, width) {
+            let [value, zeros] = [0.5, 0.0].map(|x| Tensor::<2>::full([ROWS, width], x, device));
+            let of = Moving { value, first: zeros.clone(), second: zeros, copy: None };
+            let some = step(of, cut(&grad, first));
+            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
+            assert_eq!(values(&cut(&all.value, first)), values(&some.value), "{what}");
+            assert_eq!(values(&cut(&all.first, first)), values(&some.first), "{what}");
+            assert_eq!(values(&cut(&all.second, first)), values(&some.second), "{what}");
+        }
+        drop(all);
+        let zeros = || Tensor::<1>::zeros([256], device);
+        let whole = values(&sum_squares(grad.clone(), zeros()).unwrap().sum())[0];
+        let parts = 64;
+        let part = rows.div_ceil(parts);
+        let of_parts: f64 = (0..parts)
+            .map(|i| (i * part, rows.min((i + 1) * part).saturating_sub(i * part)))
+            .filter(|(_, length)| *length > 0)
+            .map(|(first, length)| {
+                let part = grad.clone().narrow(0, first, length);
+                values(&sum_squares(part, zeros()).unwrap()).iter().sum::<f64>()
+            })
+            .sum();
+        assert_near(&[whole], &[of_parts], DType::F32, 8, &format!("{device:?}"));
     }
 }

@@ -4,10 +4,8 @@
 use crate::common::*;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_ops::device::is_cuda;
-use kiln_ops::embedding::tied_embedding;
 use kiln_ops::launch::allocated;
 use kiln_ops::prelude::*;
-use kiln_ops::sum_squares::SumSquaresBatch;
 
 const BYTES: usize = size_of::<f32>();
 
