@@ -126,7 +126,7 @@ fn rows_beyond_two_to_the_32() {
         });
         let streams = 4;
         let inputs = streams * (streams + 2);
-        let phi = Tensor::<2>::random([width, inputs], Distribution::Normal(0.0, 0.02), device);
+        let phi = Tensor::<2>::random([inputs, width], Distribution::Normal(0.0, 0.02), device);
         let (alpha, bias) = (Tensor::<1>::ones([3], device), Tensor::<1>::zeros([inputs], device));
         agree("mhc_pre and mhc_post", [width; 2], device, |[x]| {
             let [rows, width] = x.dims();
