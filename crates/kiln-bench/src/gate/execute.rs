@@ -85,7 +85,7 @@ pub(super) fn untracked(
 }
 
 /// The gradients as the backward kernels make them past autodiff, which is what `kiln bench` times, and inputs and
-/// cotangents that were changed; none where an operator has no such way.
+/// cotangents that were changed. Where an operator has no such way there are no gradients, and autodiff calls the backward.
 ///
 /// # Errors
 ///
@@ -112,17 +112,17 @@ pub(super) fn kernels(
         if uploaded.is_empty() {
             return Ok((vec![], vec![]));
         }
-        let cotangent = |(.., input): &(String, HostTensor, DType, Input)| match input {
+        let flat = |(.., input): &(String, HostTensor, DType, Input)| match input {
             Input::Float { rows, .. } => rows.clone().flatten(0, 1),
             Input::Int { .. } => unreachable!("cotangents are float"),
         };
-        let cotangents: Vec<Tensor<1>> = uploaded.iter().map(cotangent).collect();
+        let cotangents: Vec<Tensor<1>> = uploaded.iter().map(flat).collect();
         let inputs = with_saved(op, inputs, &data.attributes);
         let saved = || inputs[data.inputs.len()..].iter().map(Input::bytes);
         let before: Vec<Vec<u8>> = saved().collect::<Result<_, _>>()?;
         let call = Call { inputs: &inputs, attributes: &data.attributes };
         let Some(kernels) = op.backward_kernels(&call, &cotangents) else {
-            return Ok((vec![], vec![]));
+            return Ok((vec![], shared_cotangents(op, data, dtype, layout, device)?));
         };
         let gradients = op.gradients(&call, &cotangents, kernels);
         if gradients.len() != data.gradients.len() {
@@ -145,6 +145,52 @@ pub(super) fn kernels(
         Ok((found?, changed))
     };
     caught(|| policy::force(Implementation::Fused, run))
+}
+
+/// Cotangents that are not afterwards what they were, where a sum hands each to another leaf, too.
+fn shared_cotangents(
+    op: &dyn Operator,
+    data: &Data,
+    dtype: DType,
+    layout: Layout,
+    device: &Device,
+) -> Result<Vec<String>, String> {
+    let inputs = upload(op, &data.inputs, dtype, layout, true, device);
+    let call = Call { inputs: &inputs, attributes: &data.attributes };
+    let outputs = op.run(&call).map_err(|e| e.to_string())?;
+    let mut leaves = vec![];
+    let pulls =
+        outputs.into_iter().zip(&data.cotangents).map(|(Output { flat, .. }, cotangent)| {
+            let dtype = flat.dtype();
+            let zeros = Tensor::<1>::zeros([flat.dims()[0]], (device, dtype));
+            let leaf = zeros.autodiff().require_grad();
+            leaves.push((leaf.clone(), dtype));
+            host::weighted(flat + leaf, self::cotangent(&cotangent.values, device))
+        });
+    let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
+    let grads = loss.backward();
+    let mut changed = vec![];
+    for (((leaf, dtype), given), spec) in leaves.iter().zip(&data.cotangents).zip(op.spec().outputs)
+    {
+        let found = leaf.grad(&grads).ok_or("a sum has no gradient")?;
+        let found = host::download(&found)?;
+        let given = TensorData::new(given.values.clone(), [given.values.len()]);
+        let before: Vec<f64> = given.convert_dtype(*dtype).iter::<f64>().collect();
+        let flat = |values| HostTensor::new([before.len()], values);
+        if !same_bits(&flat(found), &flat(before.clone())) {
+            changed.push(format!(
+                "the cotangent of `{}`, which another leaf has too, is not what it was before the call",
+                spec.name
+            ));
+        }
+    }
+    Ok(changed)
+}
+
+/// These numbers, for the gradient of a result.
+fn cotangent(values: &[f64], device: &Device) -> Tensor<1> {
+    let f32 = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(DType::F32);
+    Tensor::from_data(f32, (device, DType::F32)).autodiff()
 }
 
 thread_local! {
@@ -285,12 +331,10 @@ fn run(
         let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
             // No elements stand there as their sum.
             let values = match cotangent.values.as_slice() {
-                [] => vec![1.0],
-                values => values.to_vec(),
+                [] => &[1.0],
+                values => values,
             };
-            let f32 = TensorData::new(values, [output.dims()[0]]).convert_dtype(DType::F32);
-            let cotangent = Tensor::<1>::from_data(f32, (device, DType::F32)).autodiff();
-            host::weighted(output, cotangent)
+            host::weighted(output, self::cotangent(values, device))
         });
         let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
         // A result of nothing may hang on nothing. Burn has no gradients without a loss.

@@ -149,7 +149,11 @@ pub fn unfinished(row: &Row, device: &Device, why: String) -> Report {
 /// A report of nothing yet.
 fn blank(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'static str>) -> Report {
     let Spec { name, differentiable, .. } = *op.spec();
-    Report::new(name, dtype, device::name(device), candidate(op, device), family, differentiable)
+    let of = device::name(device);
+    let mut report = Report::new(name, dtype, of, candidate(op, device), family, differentiable);
+    let missing = missing_dtypes(&[op], device).into_iter();
+    report.missing_types = missing.map(|dtype| format!("{dtype:?}").to_lowercase()).collect();
+    report
 }
 
 /// Where an implementation rounds on a device.

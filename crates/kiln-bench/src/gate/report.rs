@@ -148,6 +148,9 @@ pub struct Report {
     /// Special numbers that no case has.
     #[serde(default)]
     pub left_out: BTreeSet<LeftOut>,
+    /// Element types of the operator that the device lacks: they have no report.
+    #[serde(default)]
+    pub missing_types: Vec<String>,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -199,6 +202,7 @@ impl Report {
             places: 0,
             stress: None,
             left_out: BTreeSet::new(),
+            missing_types: vec![],
             checks: checks.into(),
             failures: vec![],
         }

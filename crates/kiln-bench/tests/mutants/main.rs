@@ -89,6 +89,9 @@ impl Operator for Broken {
     fn backward_kernels(&self, call: &Call<'_>, dy: &[Tensor<1>]) -> Option<Vec<Tensor<2>>> {
         let (x, w) = (call.rows(0), call.rows(1));
         let dy = dy[0].clone().reshape([x.dims()[0], w.dims()[1]]);
+        if self.0 == Mutant::SharedCotangentOverwritten {
+            return None;
+        }
         if self.0 == Mutant::SavedOverwritten {
             product(call.rows(2), w.clone().transpose(), OF_X, Mutant::CotangentOverwritten);
         }
@@ -243,6 +246,10 @@ fn findings_name_what_was_changed() {
     for (mutant, what) in [
         (Mutant::InputOverwritten, "`x` is not what it was before the call"),
         (Mutant::CotangentOverwritten, "the cotangent of `y` is not what it was before the call"),
+        (
+            Mutant::SharedCotangentOverwritten,
+            "the cotangent of `y`, which another leaf has too, is not what it was before the call",
+        ),
         (Mutant::Turned, "`y` has shape [6, 5], not [5, 6]"),
         (Mutant::SavedOverwritten, "number 0 of what the forward keeps is not what it was"),
         (Mutant::Flat, "`y` has shape [30], not [5, 6]"),

@@ -34,6 +34,8 @@ pub(crate) enum Mutant {
     InputOverwritten,
     /// The same of the cotangent.
     CotangentOverwritten,
+    /// The same where autodiff alone calls the backward, and another leaf has the cotangent too.
+    SharedCotangentOverwritten,
     /// The same of what the forward has kept for the backward.
     SavedOverwritten,
     /// Rows of x are read as its columns.
@@ -88,13 +90,14 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 28] = [
+    pub(crate) const BROKEN: [(Self, Check); 29] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
         (Self::GradientTwoPercent, Check::Gradients),
         (Self::InputOverwritten, Check::Inputs),
         (Self::CotangentOverwritten, Check::Inputs),
+        (Self::SharedCotangentOverwritten, Check::Inputs),
         (Self::SavedOverwritten, Check::Inputs),
         (Self::StridesSwapped, Check::Forward),
         (Self::PlanOfAnotherShape, Check::Forward),
@@ -323,6 +326,7 @@ impl MutantOps for CubeBackend {
         let mutant = match (mutant, which) {
             (Mutant::GradientTwoPercent, OF_W) | (_, FORWARD) => mutant,
             (Mutant::CotangentOverwritten, OF_X) | (Mutant::NothingWritten, OF_W) => mutant,
+            (Mutant::SharedCotangentOverwritten, OF_X) => Mutant::CotangentOverwritten,
             _ => Mutant::None,
         };
         let [m, n, k] = sizes(&a.shape(), &b.shape(), which);

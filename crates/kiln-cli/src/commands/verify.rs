@@ -88,12 +88,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();
-    let missing = gate::missing_dtypes(&ops, &opened.device).into_iter();
-    let missing: Vec<_> = missing.map(|dtype| format!("{dtype:?}").to_lowercase()).collect();
+    let missing: BTreeSet<&str> =
+        reports.iter().flat_map(|report| &report.missing_types).map(String::as_str).collect();
     if !missing.is_empty() {
         print(format_args!(
             "left out: {}, which {} does not have",
-            missing.join(", "),
+            Vec::from_iter(missing).join(", "),
             opened.name
         ));
     }

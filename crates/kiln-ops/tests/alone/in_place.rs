@@ -5,15 +5,16 @@ use crate::common::*;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_ops::device::is_cuda;
 use kiln_ops::launch::allocated;
+use kiln_ops::launch::audit::Audit;
 use kiln_ops::prelude::*;
 
 const BYTES: usize = size_of::<f32>();
 
-/// What the kernels allocate while `run` makes a result, which is read.
-fn allocates<const D: usize>(run: impl FnOnce() -> Tensor<D>) -> usize {
+/// What the kernels allocate while `run` makes a result, and the result.
+fn allocates<const D: usize>(run: impl FnOnce() -> Tensor<D>) -> (usize, Vec<f64>) {
     let before = allocated();
-    values(&run());
-    usize::try_from(allocated() - before).unwrap()
+    let found = values(&run());
+    (usize::try_from(allocated() - before).unwrap(), found)
 }
 
 fn some<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -22,8 +23,8 @@ fn some<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     made * 2.0
 }
 
-/// `of` an input of `shape` writes `taken` elements over it unless somebody holds it. CUDA pads the rows of a matrix to 512
-/// bytes, and one with gaps is not taken.
+/// `of` an input of `shape` writes `taken` elements over it unless somebody holds it, with the same result. A matrix whose
+/// rows CUDA pads has gaps, and is not taken.
 #[track_caller]
 fn takes<const D: usize, const R: usize>(
     name: &str,
@@ -32,12 +33,14 @@ fn takes<const D: usize, const R: usize>(
     device: &Device,
     of: impl Fn(Tensor<D>) -> Tensor<R>,
 ) {
-    let free = allocates(|| of(some(shape, device)));
+    let (free, found) = allocates(|| of(some(shape, device)));
     let held = some(shape, device);
-    let not_free = allocates(|| of(held.clone()));
-    values(&held);
-    let expected = if is_cuda(device) { taken * BYTES } else { 0 };
-    assert_eq!(not_free - free, expected, "{name} on {device:?}: bytes that were taken");
+    let before = values(&held);
+    let (not_free, expected) = allocates(|| of(held.clone()));
+    assert_eq!(found, expected, "{name} on {device:?}");
+    assert_eq!(values(&held), before, "what is held, of {name} on {device:?}");
+    let taken = if is_cuda(device) { taken * BYTES } else { 0 };
+    assert_eq!(not_free - free, taken, "{name} on {device:?}: bytes that were taken");
 }
 
 #[test]
@@ -99,12 +102,15 @@ fn gradients_of_logits() {
             let logits = leaf.clone() * 2.0;
             let held = hold.then(|| logits.clone());
             let loss = cross_entropy(logits, targets.clone(), CrossEntropyOptions::default());
-            let bytes = allocates(|| leaf.grad(&loss.unwrap().backward()).unwrap());
-            held.inspect(|held| assert_eq!(held.dims(), [rows, classes]));
-            bytes
+            let before = held.as_ref().map(values);
+            let found = allocates(|| leaf.grad(&loss.unwrap().backward()).unwrap());
+            assert_eq!(held.as_ref().map(values), before, "{device:?}");
+            found
         };
-        let expected = if is_cuda(&device) { rows * classes * BYTES } else { 0 };
-        assert_eq!(gradient(true) - gradient(false), expected, "{device:?}");
+        let ((more, found), (less, expected)) = (gradient(true), gradient(false));
+        assert_eq!(found, expected, "{device:?}");
+        let taken = if is_cuda(&device) { rows * classes * BYTES } else { 0 };
+        assert_eq!(more - less, taken, "{device:?}");
     }
 }
 
@@ -121,13 +127,14 @@ fn what_goes_into_the_last_product() {
             let x = x.require_grad();
             let down = if down_is_trained { down.require_grad() } else { down };
             let y = swiglu_mlp(x.clone(), gate, up, down.clone()).unwrap();
-            let bytes = values(&y.clone().inner()).len();
-            assert_eq!(bytes, rows * width);
-            allocates(|| {
+            // Made before its backward is counted.
+            values(&y.clone().inner());
+            let (bytes, _) = allocates(|| {
                 let grads = y.sum().backward();
-                let of_down = down.grad(&grads).map_or(0.0, |of| values(&of)[0] as f32);
-                x.grad(&grads).unwrap() + of_down
-            })
+                down.grad(&grads).inspect(|of_down| _ = values(of_down));
+                x.grad(&grads).unwrap()
+            });
+            bytes
         };
         let (more, hidden) = (backward(true) - backward(false), rows * inner * BYTES);
         let of_down = width * inner * BYTES;
@@ -142,7 +149,7 @@ fn what_goes_into_the_last_product() {
 fn gradients_of_a_tied_table() {
     let _alone = crate::alone();
     for device in kernel_devices() {
-        let [rows, width] = [70, 24];
+        let [rows, width] = [70, 128];
         let tokens = Tensor::<2, Int>::from_data([[3, 1, 3, 69, 0]], &device).autodiff();
         let backward = |tied: bool| {
             let weight = some([rows, width], &device).autodiff().require_grad();
@@ -150,10 +157,42 @@ fn gradients_of_a_tied_table() {
                 tied_embedding(weight.clone(), tokens.clone(), EmbeddingOptions::default())
                     .unwrap();
             let loss = if tied { y.sum() + (table * 0.5).sum() } else { y.sum() };
-            allocates(|| weight.grad(&loss.backward()).unwrap())
+            allocates(|| weight.grad(&loss.backward()).unwrap()).0
         };
         // Where nothing is added to, a few elements stand for it.
         let expected = if is_cuda(&device) { (rows * width + 16) * BYTES } else { 16 * BYTES };
         assert_eq!(backward(false) - backward(true), expected, "{device:?}");
+    }
+}
+
+/// What the gate has no row for: every element of a gradient that rows are added to where it stands, and nothing beside it.
+#[test]
+fn rows_are_added_between_guards() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        let [rows, width, count] = [70, 128, 300];
+        let tokens: Vec<i64> = (0..count).map(|i| if i % 2 == 0 { 5 } else { i % 60 }).collect();
+        let tokens = Tensor::<1, Int>::from_data(tokens.as_slice(), &device).unsqueeze::<2>();
+        let dy = some([count as usize, width], &device);
+        let gradient = || {
+            let weight = some([rows, width], &device).autodiff().require_grad();
+            let options = EmbeddingOptions::default();
+            let (y, table) =
+                tied_embedding(weight.clone(), tokens.clone().autodiff(), options).unwrap();
+            let loss = (y.squeeze::<2>() * dy.clone().autodiff()).sum() + (table * 0.5).sum();
+            values(&weight.grad(&loss.backward()).unwrap())
+        };
+        let expected = gradient();
+        device.sync().unwrap();
+        let audit = Audit::begin_in_place();
+        let found = gradient();
+        device.sync().unwrap();
+        let places = audit.places();
+        assert!(places > 0 || !is_cuda(&device), "{device:?}: nothing was in place");
+        for finding in audit.finish() {
+            let clean = finding.unwritten == 0 || !finding.full;
+            assert!(clean && finding.guard_bytes == 0 && finding.error.is_none(), "{finding}");
+        }
+        assert_eq!(found, expected, "{device:?}");
     }
 }

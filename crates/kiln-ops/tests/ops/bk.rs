@@ -424,11 +424,12 @@ fn same_again([rows, length]: [usize; 2]) {
     }
 }
 
-/// With `KILN_TIME=1`, or one of the sizes such as `KILN_TIME=16x4096`: the time of a call that is launched after
+/// Of all sizes or of one, as `KILN_TIME=16x4096`: the time of a call that is launched after
 /// another, and the speed at which the bytes move that must.
 #[test]
+#[ignore = "a time and no test"]
 fn speed() {
-    let Ok(wanted) = std::env::var("KILN_TIME") else { return };
+    let wanted = std::env::var("KILN_TIME").unwrap_or_default();
     for device in kernel_devices() {
         for [rows, length] in [[16, 4096], [256, 4096], [64, 131_072], [8, 1 << 20]] {
             if wanted.contains('x') && wanted != format!("{rows}x{length}") {

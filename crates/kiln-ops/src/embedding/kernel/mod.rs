@@ -1,7 +1,8 @@
-//! The kernels: rows are gathered in one launch; the gradient takes three, the order of the tokens, the sums of rows
-//! and of pieces of long ones, and the sums of those pieces.
+//! The kernels: rows are gathered in one launch; the gradient takes two, the order of the tokens and the sums of rows, or,
+//! where cubes cannot wait for each other, a third one for long rows.
 
 mod order;
+mod pieces;
 mod sums;
 
 use super::backend::Backward;
@@ -116,7 +117,6 @@ pub(super) fn forward(weight: CubeTensor, tokens: CubeTensor, dtype: DType) -> C
 pub(super) fn backward(of: Backward<CubeBackend>) -> CubeTensor {
     let Backward { op, dy, tokens, rows, dtype, onto } = of;
     let tokens = into_contiguous(tokens);
-    let order = order::order(op, &tokens, rows);
     let onto = onto.option().map(into_contiguous);
-    sums::sums(op, Rows::new(dy), &tokens, &order, (rows, dtype), onto)
+    sums::sums(op, Rows::new(dy), &tokens, (rows, dtype), onto)
 }

@@ -191,8 +191,10 @@ fn order_kernel<I: Int>(
     tokens: &[I],
     order: &mut [u32],
     starts: &mut [u32],
+    zeros: &mut [u32],
     count: usize,
     rows: usize,
+    wanted: usize,
     #[comptime] plan: Plan,
     #[define(I)] _dtype: ElemType,
 ) {
@@ -211,6 +213,9 @@ fn order_kernel<I: Int>(
 
     for i in range_stepped(unit, walkers * own_rows, units) {
         counts[i] = 0u32;
+    }
+    for i in range_stepped(CUBE_POS * units + unit, wanted, CUBE_COUNT * units) {
+        zeros[i] = 0u32;
     }
     sync_cube();
     belows[unit] = walk::<I>(tokens, order, &mut counts, &firsts, share, own, count, false, plan);
@@ -279,14 +284,22 @@ pub(super) struct Order {
     pub(super) positions: CubeTensor,
     /// `[V + 1]`: where each row begins among them, and the last one ends.
     pub(super) starts: CubeTensor,
+    /// Zeros for the launch behind this one.
+    pub(super) counters: CubeTensor,
 }
 
-pub(super) fn order(op: &'static str, tokens: &CubeTensor, rows: usize) -> Order {
+/// The order, and so many counters.
+pub(super) fn order(op: &'static str, tokens: &CubeTensor, rows: usize, counters: usize) -> Order {
     let client = &tokens.client;
     let count = tokens.meta.num_elements();
     let shape = |size| Shape::new([size]);
     let positions = launch::scratch(tokens, op, "positions", shape(count), DType::U32);
     let starts = launch::output(tokens, op, "starts", shape(rows + 1), DType::U32);
+    let wanted = counters;
+    let counters = match wanted {
+        0 => launch::unused(tokens, DType::U32),
+        _ => launch::scratch(tokens, op, "counters", shape(wanted), DType::U32),
+    };
     let plan = Plan::new(client, rows);
     let address = launch::address_type(&[tokens, &positions, &starts]);
     let ways = [
@@ -304,11 +317,13 @@ pub(super) fn order(op: &'static str, tokens: &CubeTensor, rows: usize) -> Order
             tokens.clone().into_buffer_arg(),
             positions.clone().into_buffer_arg(),
             starts.clone().into_buffer_arg(),
+            counters.clone().into_buffer_arg(),
             count,
             rows,
+            wanted,
             plan,
             dtype_to_elem_type(tokens.dtype),
         );
     }
-    Order { positions, starts }
+    Order { positions, starts, counters }
 }

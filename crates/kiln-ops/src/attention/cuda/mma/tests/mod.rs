@@ -1,4 +1,4 @@
-//! Forward and backward beside plain sums in float64; with `KILN_ATTENTION_TIME`, how long they take.
+//! Forward and backward beside plain sums in float64; `timing`, which is ignored, says how long they take.
 
 mod timing;
 
