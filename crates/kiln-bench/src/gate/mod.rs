@@ -33,9 +33,10 @@ pub(crate) use execute::{Audited, audited};
 pub use execute::{Run, execute, poison, quiet};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, LeftOut, Outcome, Report, Stressed, Why};
+use rows::missing_dtypes;
 pub(crate) use rows::on_family;
 use rows::{CASES_OF_A_PART, own_family, parts};
-pub use rows::{Row, candidate, cases, dtypes, families, family, missing_dtypes, rows, runs};
+pub use rows::{Row, candidate, cases, dtypes, families, family, rows, runs};
 pub use stress::stress;
 
 use crate::host::Layout;

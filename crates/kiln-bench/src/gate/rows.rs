@@ -21,7 +21,7 @@ pub fn dtypes(device: &Device) -> Vec<DType> {
 }
 
 /// Those that some of these operators compute in, and the device has not.
-pub fn missing_dtypes(ops: &[&dyn Operator], device: &Device) -> Vec<DType> {
+pub(super) fn missing_dtypes(ops: &[&dyn Operator], device: &Device) -> Vec<DType> {
     let [_, missing] = types(device);
     let some = |dtype: &DType| ops.iter().any(|op| op.spec().computes_in(*dtype));
     missing.into_iter().filter(some).collect()
