@@ -9,7 +9,7 @@ use super::{positive, whole};
 use crate::stderr::say;
 use crate::stdout::print;
 use board::Board;
-use kiln_bench::gate::{self, Options, Report, Why};
+use kiln_bench::gate::{Options, Report, Why};
 use kiln_ops::device;
 use parts::Parts;
 use std::collections::BTreeSet;

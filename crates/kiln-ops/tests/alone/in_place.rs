@@ -171,9 +171,10 @@ fn rows_are_added_between_guards() {
     let _alone = crate::alone();
     for device in kernel_devices() {
         let [rows, width, count] = [70, 128, 300];
-        let tokens: Vec<i64> = (0..count).map(|i| if i % 2 == 0 { 5 } else { i % 60 }).collect();
+        let token = |i: usize| if i.is_multiple_of(2) { 5 } else { i as i64 % 60 };
+        let tokens: Vec<i64> = (0..count).map(token).collect();
         let tokens = Tensor::<1, Int>::from_data(tokens.as_slice(), &device).unsqueeze::<2>();
-        let dy = some([count as usize, width], &device);
+        let dy = some([count, width], &device);
         let gradient = || {
             let weight = some([rows, width], &device).autodiff().require_grad();
             let options = EmbeddingOptions::default();
