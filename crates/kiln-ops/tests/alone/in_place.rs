@@ -102,8 +102,11 @@ fn gradients_of_logits() {
             let logits = leaf.clone() * 2.0;
             let held = hold.then(|| logits.clone());
             let loss = cross_entropy(logits, targets.clone(), CrossEntropyOptions::default());
+            // The forward is made before its backward is counted.
+            let loss = loss.unwrap();
+            values(&loss.clone().inner());
             let before = held.as_ref().map(values);
-            let found = allocates(|| leaf.grad(&loss.unwrap().backward()).unwrap());
+            let found = allocates(|| leaf.grad(&loss.backward()).unwrap());
             assert_eq!(held.as_ref().map(values), before, "{device:?}");
             found
         };
@@ -127,7 +130,7 @@ fn what_goes_into_the_last_product() {
             let x = x.require_grad();
             let down = if down_is_trained { down.require_grad() } else { down };
             let y = swiglu_mlp(x.clone(), gate, up, down.clone()).unwrap();
-            // Made before its backward is counted.
+            // So too.
             values(&y.clone().inner());
             let (bytes, _) = allocates(|| {
                 let grads = y.sum().backward();
