@@ -195,14 +195,18 @@ fn rows_of_a_table_beyond_two_to_the_32() {
         let rows = rows(device, width);
         let named: Vec<usize> =
             places(rows, width).into_iter().flat_map(|first| first..first + ROWS).collect();
-        let tokens: Vec<i64> = named.iter().map(|row| *row as i64).collect();
+        // One beyond, too, so often that it is cut.
+        let often = rows - 2 * ROWS - 1;
+        let tokens = named.iter().copied().chain(vec![often; 1100]);
+        let tokens: Vec<i64> = tokens.map(|row| row as i64).collect();
+        let count = tokens.len();
         let tokens = Tensor::<1, Int>::from_data(tokens.as_slice(), device).unsqueeze::<2>();
         let weight = random(rows, width, device);
         let leaf = weight.clone().autodiff().require_grad();
         let options = EmbeddingOptions::default();
         let y = embedding(leaf.clone(), tokens.autodiff(), options).unwrap();
-        let dy = random(named.len(), width, device);
-        let found = y.clone().inner().reshape([named.len(), width]);
+        let dy = random(count, width, device);
+        let found = y.clone().inner().reshape([count, width]);
         let of_table =
             leaf.grad(&(y * dy.clone().unsqueeze().autodiff()).sum().backward()).unwrap();
         for (i, first) in places(rows, width).into_iter().enumerate() {
@@ -211,6 +215,12 @@ fn rows_of_a_table_beyond_two_to_the_32() {
             let gradient = values(&cut(&of_table, first));
             assert_eq!(gradient, values(&cut(&dy, i * ROWS)), "gradient of {what}");
         }
+        let mut sum = vec![0.0; width];
+        for (i, dy) in values(&dy).iter().enumerate().skip(named.len() * width) {
+            sum[i % width] += dy;
+        }
+        let found = values(&of_table.clone().narrow(0, often, 1));
+        assert_near(&found, &sum, dtype(device), 1, &format!("row {often} of {rows}, {device:?}"));
         // Beside them there is none.
         for beside in [ROWS, rows - 2 * ROWS] {
             assert!(values(&cut(&of_table, beside)).iter().all(|of| *of == 0.0), "{device:?}");

@@ -159,25 +159,23 @@ fn shared_cotangents(
     let call = Call { inputs: &inputs, attributes: &data.attributes };
     let outputs = op.run(&call).map_err(|e| e.to_string())?;
     let mut leaves = vec![];
-    let pulls =
-        outputs.into_iter().zip(&data.cotangents).map(|(Output { flat, .. }, cotangent)| {
-            let dtype = flat.dtype();
-            let zeros = Tensor::<1>::zeros([flat.dims()[0]], (device, dtype));
-            let leaf = zeros.autodiff().require_grad();
-            leaves.push((leaf.clone(), dtype));
-            host::weighted(flat + leaf, self::cotangent(&cotangent.values, device))
-        });
+    let pulls = outputs.into_iter().zip(&data.cotangents).map(|(output, cotangent)| {
+        let Output { flat, .. } = output;
+        let zeros = Tensor::<1>::zeros([flat.dims()[0]], (device, flat.dtype()));
+        let cotangent = self::cotangent(&cotangent.values, device);
+        let [shared, alone] = [(); 2].map(|()| zeros.clone().autodiff().require_grad());
+        leaves.push([shared.clone(), alone.clone()]);
+        host::weighted(flat + shared, cotangent.clone()) + host::weighted(alone, cotangent)
+    });
     let loss = pulls.reduce(|a, b| a + b).ok_or("the operator has no output")?;
     let grads = loss.backward();
     let mut changed = vec![];
-    for (((leaf, dtype), given), spec) in leaves.iter().zip(&data.cotangents).zip(op.spec().outputs)
-    {
-        let found = leaf.grad(&grads).ok_or("a sum has no gradient")?;
-        let found = host::download(&found)?;
-        let given = TensorData::new(given.values.clone(), [given.values.len()]);
-        let before: Vec<f64> = given.convert_dtype(*dtype).iter::<f64>().collect();
-        let flat = |values| HostTensor::new([before.len()], values);
-        if !same_bits(&flat(found), &flat(before.clone())) {
+    for (leaves, spec) in leaves.iter().zip(op.spec().outputs) {
+        let held = |leaf: &Tensor<1>| -> Result<HostTensor, String> {
+            let held = host::download(&leaf.grad(&grads).ok_or("a sum has no gradient")?)?;
+            Ok(HostTensor::new([held.len()], held))
+        };
+        if !same_bits(&held(&leaves[0])?, &held(&leaves[1])?) {
             changed.push(format!(
                 "the cotangent of `{}`, which another leaf has too, is not what it was before the call",
                 spec.name

@@ -173,7 +173,7 @@ fn gradients_of_a_tied_table() {
 fn rows_are_added_between_guards() {
     let _alone = crate::alone();
     for device in kernel_devices() {
-        let [rows, width, count] = [70, 128, 300];
+        let [rows, width, count] = [70, 1024, 3000];
         let token = |i: usize| if i.is_multiple_of(2) { 5 } else { i as i64 % 60 };
         let tokens: Vec<i64> = (0..count).map(token).collect();
         let tokens = Tensor::<1, Int>::from_data(tokens.as_slice(), &device).unsqueeze::<2>();

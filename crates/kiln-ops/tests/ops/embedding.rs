@@ -199,38 +199,42 @@ fn gradients_of_several_uses_add_up() {
     }
 }
 
-/// Rows of about as many tokens as a piece has, or as make some pieces more than one group takes, beginning at the ends of
-/// pieces and in them, with tokens between that name no row.
+/// Rows of about as many tokens as a piece has, or a lot of pieces, beginning at the ends of those and in them, with tokens
+/// between that name no row; and one in several parts.
 #[test]
-fn rows_are_cut_where_pieces_end() {
+fn rows_are_cut_where_pieces_and_lots_end() {
     let unchecked = EmbeddingOptions { check_tokens: false, ..AS_IT_IS };
-    let (rows, width) = (4, 5);
+    let rows = 4;
+    let all = |lengths: &[usize], before: &[usize]| -> Vec<[usize; 3]> {
+        lengths.iter().flat_map(|l| before.iter().map(move |b| [*l, *b, 5])).collect()
+    };
+    let of_pieces = all(&[31, 32, 33, 63, 64, 65, 97, 300], &[0, 1, 31, 32, 33, 40]);
+    let of_lots = all(&[1023, 1024, 1025, 2049], &[0, 991, 992, 993, 1023, 1024, 1025]);
+    let cases = [of_pieces, of_lots, vec![[1100, 992, 1300]]].concat();
     for device in devices() {
-        for length in [31, 32, 33, 63, 64, 65, 97, 286, 300, 330] {
-            for before in [0, 1, 31, 32, 33, 40] {
-                let counts = [before, length, 40, 1];
-                let named = (0..4).flat_map(|row| vec![row as i64; counts[row as usize]]);
-                let mut tokens: Vec<i64> = named.chain([-1, 4, 7, -9]).collect();
-                let count = tokens.len();
-                // In some order; of whole numbers, whose sums are exact.
-                let mut places = numbers(count, length as u64, 0.0).into_iter();
-                tokens.sort_by_cached_key(|_| (places.next().unwrap() * 1e6) as i64);
-                let dy: Vec<f64> = (0..count * width).map(|i| (i % 13) as f64 - 6.0).collect();
-                let mut expected = vec![0.0; rows * width];
-                for (i, token) in tokens.iter().enumerate() {
-                    if let Some(row) = usize::try_from(*token).ok().filter(|row| *row < rows) {
-                        (0..width).for_each(|d| expected[row * width + d] += dy[i * width + d]);
-                    }
+        for [length, before, width] in cases.clone() {
+            let counts = [before, length, 40, 1];
+            let named = (0..4).flat_map(|row| vec![row as i64; counts[row as usize]]);
+            let mut tokens: Vec<i64> = named.chain([-1, 4, 7, -9]).collect();
+            let count = tokens.len();
+            // In some order; of whole numbers, whose sums are exact.
+            let mut places = numbers(count, length as u64, 0.0).into_iter();
+            tokens.sort_by_cached_key(|_| (places.next().unwrap() * 1e6) as i64);
+            let dy: Vec<f64> = (0..count * width).map(|i| (i % 13) as f64 - 6.0).collect();
+            let mut expected = vec![0.0; rows * width];
+            for (i, token) in tokens.iter().enumerate() {
+                if let Some(row) = usize::try_from(*token).ok().filter(|row| *row < rows) {
+                    (0..width).for_each(|d| expected[row * width + d] += dy[i * width + d]);
                 }
-                let weight = Tensor::<2>::ones([rows, width], &device).autodiff().require_grad();
-                let tokens = ints(&tokens, [1, count], &device);
-                let (dy, _) = tensor(&dy, [1, count, width], DType::F32, &device);
-                poison(2 * count * width, DType::F32, &device);
-                let y = embedding(weight.clone(), tokens, unchecked).unwrap();
-                let grads = pull(y, &dy.autodiff()).backward();
-                let found = values(&weight.grad(&grads).unwrap());
-                assert_eq!(found, expected, "{length} after {before}, {device:?}");
             }
+            let weight = Tensor::<2>::ones([rows, width], &device).autodiff().require_grad();
+            let tokens = ints(&tokens, [1, count], &device);
+            let (dy, _) = tensor(&dy, [1, count, width], DType::F32, &device);
+            poison(2 * count * width, DType::F32, &device);
+            let y = embedding(weight.clone(), tokens, unchecked).unwrap();
+            let grads = pull(y, &dy.autodiff()).backward();
+            let found = values(&weight.grad(&grads).unwrap());
+            assert_eq!(found, expected, "{length} of {width} after {before}, {device:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The kernels: rows are gathered in one launch; the gradient takes two, the order of the tokens and the sums of rows, or,
-//! where cubes cannot wait for each other, a third one for long rows.
+//! where memory has no order between cubes, a third one for long rows.
 
 mod order;
 mod pieces;

@@ -48,9 +48,9 @@ fn is_last(
     expected: usize,
     told: &mut Shared<[u32]>,
 ) -> bool {
-    gpu_asm!("fence.acq_rel.gpu;");
     sync_cube();
     if UNIT_POS == 0 {
+        gpu_asm!("fence.acq_rel.gpu;");
         told[0] = counters[at].fetch_add(1u32);
         gpu_asm!("fence.acq_rel.gpu;");
     }
@@ -132,7 +132,7 @@ pub(super) fn arrive<F: Float, N: Size>(
                 write_row::<N>(partials, own, &sum, at.first, sizes.width, plan);
             }
             let first = slot(of, begin);
-            let counter = counters.len() / 2 + first * sizes.parts + at.part;
+            let counter = 2 * sizes.pieces + first * sizes.parts + at.part;
             if is_last(counters, counter, lots + 1, told) {
                 let next = 2 * (begin / LOT + 1) * LOT;
                 let all = Slots { first, next, more: lots, step: comptime!(2 * LOT) };

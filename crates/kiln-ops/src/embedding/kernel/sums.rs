@@ -374,7 +374,7 @@ pub(super) fn sums(
     let ways = [
         ("pieces", pieces > 0),
         ("pieces among rows", pieces > 0 && every > 1),
-        ("pieces in several lots", pieces > pieces::LOT),
+        ("pieces in several lots", plan.arrives && pieces > pieces::LOT),
         ("several parts", parts > 1),
         ("in place", way == Onto::Same),
     ];
