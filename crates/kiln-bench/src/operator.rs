@@ -482,7 +482,7 @@ pub trait Operator: Sync {
     /// What is timed.
     fn shapes(&self, scale: Scale) -> Vec<Case>;
 
-    /// What is stressed on CUDA where nothing is timed: a size that fills a device several times.
+    /// What is stressed on CUDA, if it is not the first of [`Scale::Train`]: a size that fills a device several times.
     fn stressed(&self) -> Option<Case> {
         None
     }

@@ -239,6 +239,10 @@ impl Operator for Row {
         sizes.into_iter().map(case).collect()
     }
 
+    fn stressed(&self) -> Option<Case> {
+        self.shapes(Scale::Large).pop()
+    }
+
     fn times_reference(&self, case: &Case, _: bool) -> bool {
         // A dozen products of all matrices for each doubling.
         case.shapes[0][1] < 1024

@@ -136,6 +136,10 @@ impl Operator for Row {
         shapes.iter().map(|shape| Case::new([shape])).collect()
     }
 
+    fn stressed(&self) -> Option<Case> {
+        self.shapes(Scale::Train).pop()
+    }
+
     /// Of the dense product, so that its rate compares with others.
     fn work(&self, case: &Case, dtype: DType) -> (Work, Work) {
         let [batches, m, k, _] = sizes(&case.shapes[0]);

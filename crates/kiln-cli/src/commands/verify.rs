@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, default_value_t = 8, allow_negative_numbers = true, value_parser = cases)]
     fuzz: usize,
     /// Stress instead: a call, forward and backward, so many times, 1000 if no number is given, beside other work of a
-    /// device with kernels, the same bits each time; on CUDA at the size of a layer of a 124M model.
+    /// device with kernels, the same bits each time; on CUDA at the size of a layer of a 124M model or larger.
     #[arg(
         long,
         value_name = "CALLS",
