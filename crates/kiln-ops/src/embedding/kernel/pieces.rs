@@ -17,17 +17,9 @@ pub(super) fn counters(pieces: usize, parts: usize) -> usize {
     2 * (2 * pieces) * parts
 }
 
-/// The positions of a row that is cut.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-pub(super) struct Long {
-    pub(super) from: usize,
-    pub(super) to: usize,
-}
-
 /// Where the sum of a row's piece stands: the row is the last one of the piece, or the first.
 #[cube]
-fn slot(of: Long, piece: usize) -> usize {
+fn slot(of: Range, piece: usize) -> usize {
     2 * piece + select(of.from > piece * PIECE, 1usize, 0usize)
 }
 
@@ -99,7 +91,7 @@ fn add_slots<N: Size>(
 #[cube]
 pub(super) fn arrive<F: Float, N: Size>(
     row: usize,
-    of: Long,
+    of: Range,
     at: Arrival,
     order: &[u32],
     partials: &mut [Vector<f32, N>],
@@ -176,7 +168,7 @@ pub(super) fn long_rows_kernel<F: Float, I: Int, N: Size>(
     if from < all {
         // One that begins here ends behind this piece.
         let row = row_at::<I>(tokens, order, min(from + PIECE, all) - 1, sizes.rows);
-        let of = Long { from: starts[row] as usize, to: starts[row + 1] as usize };
+        let of = Range { from: starts[row] as usize, to: starts[row + 1] as usize };
         if of.from >= from && of.to - of.from > PIECE {
             let more = (of.to - 1) / PIECE - piece;
             let pieces =

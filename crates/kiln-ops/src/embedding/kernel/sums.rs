@@ -5,7 +5,7 @@
 //! those that begin in it, of which there is at most one. What becomes of these is in [pieces](super::pieces).
 
 use super::order::{self, Order};
-use super::pieces::{self, Arrival, Long, arrive};
+use super::pieces::{self, Arrival, arrive};
 use super::{named, vector_size};
 use crate::device::Hardware;
 use crate::launch::{self, Rows};
@@ -280,11 +280,10 @@ fn sums_kernel<E: Float, F: Float, I: Int, N: Size>(
                         write_row::<N>(partials, slot, &sum, first, sizes.width, plan);
                     }
                     if comptime!(plan.arrives) {
-                        let long = Long { from: of.from, to: of.to };
                         let at = Arrival { piece, part, first };
                         arrive::<F, N>(
                             row,
-                            long,
+                            of,
                             at,
                             order,
                             partials,
