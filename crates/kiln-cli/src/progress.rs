@@ -160,12 +160,13 @@ impl Observer for Progress {
         }
         self.printer.print(&format!(
             "model: {} parameters, activations in {}; data: {} training and {} validation tokens of \
-             {} kinds",
+             {} kinds, text {}",
             count(start.parameters as f64),
             start.precision,
             count(start.train_tokens as f64),
             count(start.validation_tokens as f64),
-            start.vocab_size
+            start.vocab_size,
+            start.text
         ));
         self.printer.print(&format!(
             "steps {} to {} of {} tokens each; a unigram model reaches a validation loss of {:.4}",

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, TensorData};
 use common::{Memory, Place, checkpoint, dataset, one_at_a_time};
 use kiln_lm::config::Precision;
-use kiln_lm::run::CheckpointStore;
+use kiln_lm::run::{CheckpointStore, RunDir};
 use kiln_lm::tensors::{from_safetensors, to_safetensors};
 use kiln_lm::train::{Outcome, TrainError, Trained, Trainer, Which};
 use kiln_ops::device;
@@ -34,7 +34,9 @@ fn the_loss_falls_below_the_unigram_baseline_and_the_run_leaves_its_files() {
     assert_eq!(memory.evaluations.len(), 15);
     assert_eq!(memory.samples.len(), 12);
 
-    for file in ["config.toml", "tokenizer.json", "metrics.jsonl", "loss.svg", "tensorboard"] {
+    for file in
+        ["config.toml", "tokenizer.json", "data.json", "metrics.jsonl", "loss.svg", "tensorboard"]
+    {
         assert!(place.run("run").join(file).exists(), "{file}");
     }
     let lines = fs::read_to_string(place.run("run").join("metrics.jsonl")).unwrap();
@@ -48,6 +50,27 @@ fn the_loss_falls_below_the_unigram_baseline_and_the_run_leaves_its_files() {
     let best = Trained::load(&place.run("run"), Which::Best, &Device::flex()).unwrap();
     let (_, lowest) = summary.best_validation.unwrap();
     assert_eq!(best.validation_loss.map(|loss| loss as f32), Some(lowest));
+}
+
+#[test]
+fn losses_repeat_as_long_as_the_text_does() {
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let run = |name: &str| {
+        let mut memory = Memory::default();
+        memory.run(&mut place.new_trainer(name, &["train.steps=4"])).unwrap();
+        let losses: Vec<u32> = memory.steps.iter().map(|step| step.loss.to_bits()).collect();
+        let text = RunDir::open(place.run(name)).unwrap().load_data().unwrap().unwrap().short();
+        (losses, text)
+    };
+    let first = run("first");
+    assert_eq!(run("second"), first);
+    // All of it one place further.
+    let path = place.path().join("text.txt");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("s{text}")).unwrap();
+    let other = run("other");
+    assert!(other.0 != first.0 && other.1 != first.1, "{other:?}");
 }
 
 #[test]

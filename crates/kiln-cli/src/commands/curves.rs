@@ -1,12 +1,14 @@
 //! `kiln curves`: the losses of several runs beside each other.
 
 use super::{expect_writable, is_same, write};
+use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::bail;
 use comfy_table::{Table, presets};
 use kiln_lm::config;
 use kiln_lm::run::comparison::{self, Group};
 use kiln_lm::run::{Kind, Record, RunDir, metrics};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -64,6 +66,8 @@ impl FromStr for Run {
 struct Named<'a> {
     name: &'a str,
     folders: Vec<&'a Path>,
+    /// What their texts are called; none of runs that do not say.
+    texts: Vec<Option<String>>,
     /// With the length of a step in the picture.
     records: Vec<(Vec<Record>, f64)>,
 }
@@ -83,10 +87,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             bail!("--svg {} is {} of a run, expected another", svg.display(), file.display());
         }
         let place = all.iter().position(|named| named.name == name).unwrap_or_else(|| {
-            all.push(Named { name, folders: vec![], records: vec![] });
+            all.push(Named { name, folders: vec![], texts: vec![], records: vec![] });
             all.len() - 1
         });
         all[place].folders.push(folder);
+        all[place].texts.push(run.load_data()?.map(|data| data.short()));
         let records = metrics::read(&run.metrics())?;
         if records.is_empty() {
             bail!("{} has no records yet", run.metrics().display());
@@ -103,9 +108,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         false => presets::UTF8_HORIZONTAL_ONLY,
     };
     table.load_style(style);
-    table.set_header(["name", "run", "steps", "lowest validation loss", "tokens/s"]);
+    table.set_header(["name", "run", "text", "steps", "lowest validation loss", "tokens/s"]);
     let mut groups = Vec::new();
-    for &Named { name, ref folders, ref records } in &all {
+    for &Named { name, ref folders, ref texts, ref records } in &all {
         let group = Group::new(name, records.iter().map(|(of, step)| (of.as_slice(), *step)));
         // What parts cells in Markdown is no part of a name.
         let cell = |text: &str| match args.markdown {
@@ -113,18 +118,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             false => text.to_string(),
         };
         let shown = cell(name);
-        for ((folder, (records, _)), lowest) in folders.iter().zip(records).zip(group.lowest()) {
+        let runs = folders.iter().zip(texts).zip(records).zip(group.lowest());
+        for (((folder, text), (records, _)), lowest) in runs {
             let steps = records.last().map_or(0, |record| record.step);
             let rate = number(tokens_per_second(records), 0);
             let folder = cell(&folder.display().to_string());
-            table.add_row([&shown, &folder, &steps.to_string(), &number(lowest, 4), &rate]);
+            let (text, steps) = (text.as_deref().unwrap_or("-"), steps.to_string());
+            table.add_row([&shown, &folder, text, &steps, &number(lowest, 4), &rate]);
         }
         if folders.len() > 1 {
-            table.add_row([shown.as_str(), "mean", "", &number(group.mean(), 4), ""]);
+            table.add_row([shown.as_str(), "mean", "", "", &number(group.mean(), 4), ""]);
         }
         groups.push(group);
     }
     print(table.trim_fmt());
+    let texts: BTreeSet<&String> =
+        all.iter().flat_map(|named| named.texts.iter().flatten()).collect();
+    if texts.len() > 1 {
+        let texts = texts.len();
+        say(format_args!("warning: the runs are of {texts} texts, whose losses do not compare"));
+    }
     if let Some(svg) = &args.svg {
         let over = match args.over {
             Over::Step => comparison::Over::Steps,

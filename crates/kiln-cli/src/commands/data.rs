@@ -3,7 +3,7 @@
 use crate::progress::Preparing;
 use crate::stdout::print;
 use kiln_lm::config;
-use kiln_lm::data;
+use kiln_lm::data::{self, DataId};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -33,8 +33,13 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     preparing.finish();
     let meta = &dataset.meta;
     print(format_args!(
-        "{} files, {} bytes: {} training and {} validation tokens of {} kinds",
-        meta.files, meta.bytes, meta.train_tokens, meta.validation_tokens, meta.vocab_size
+        "{} files, {} bytes: {} training and {} validation tokens of {} kinds, text {}",
+        meta.files,
+        meta.bytes,
+        meta.train_tokens,
+        meta.validation_tokens,
+        meta.vocab_size,
+        DataId::of(&dataset).short()
     ));
     let unigram = dataset.unigram_loss();
     print(format_args!("a unigram model reaches a validation loss of {unigram:.4}"));

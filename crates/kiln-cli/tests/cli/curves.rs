@@ -45,10 +45,10 @@ fn runs_of_one_name_have_a_mean_and_a_colour() {
     assert_eq!(
         rows,
         [
-            ["plain", "runs/a", "5", "1.5000", "3"],
-            ["plain", "runs/b", "5", "1.7500", "3"],
-            ["plain", "mean", "", "1.6250", ""],
-            ["runs/c=d", "runs/c=d", "5", "1.2500", "3"],
+            ["plain", "runs/a", "-", "5", "1.5000", "3"],
+            ["plain", "runs/b", "-", "5", "1.7500", "3"],
+            ["plain", "mean", "", "", "1.6250", ""],
+            ["runs/c=d", "runs/c=d", "-", "5", "1.2500", "3"],
         ]
     );
     let svg = fs::read_to_string(place.join("loss.svg")).unwrap();
@@ -62,6 +62,41 @@ fn runs_of_one_name_have_a_mean_and_a_colour() {
     assert_eq!(kiln(place, &over).0, 0);
     let svg = fs::read_to_string(place.join("time.svg")).unwrap();
     assert!(svg.contains("seconds of training\n") && svg.contains("100\n"), "{svg}");
+}
+
+/// `data.json` of a run on so many tokens.
+fn text(place: &Path, folder: &str, tokens: u64) {
+    let json = format!(
+        "{{\"tokenizer_hash\":\"a\",\"train_tokens\":{tokens},\"validation_tokens\":1,\"vocab_size\":2}}"
+    );
+    fs::write(place.join(folder).join("data.json"), json).unwrap();
+}
+
+#[test]
+fn runs_of_several_texts_are_told_apart() {
+    let place = place();
+    let place = place.path();
+    for folder in ["a", "b", "c"] {
+        run(place, folder, 1.5);
+    }
+    text(place, "a", 10);
+    text(place, "b", 10);
+    let (status, out, err) = kiln(place, &["curves", "--markdown", "a", "b", "c"]);
+    assert_eq!((status, err.as_str()), (0, ""));
+    let texts = |out: &str| -> Vec<String> {
+        let cell = |line: &str| line.split('|').nth(3).unwrap().trim().to_string();
+        out.lines().skip(2).map(cell).collect()
+    };
+    let same = texts(&out);
+    assert!(same[0].len() == 8 && same[0] == same[1] && same[2] == "-", "{same:?}");
+    text(place, "c", 11);
+    let (status, out, err) = kiln(place, &["curves", "--markdown", "a", "b", "c"]);
+    let warning = "warning: the runs are of 2 texts, whose losses do not compare\n";
+    assert_eq!((status, err.as_str()), (0, warning));
+    assert_ne!(texts(&out)[2], same[0]);
+    fs::write(place.join("c/data.json"), "{").unwrap();
+    let line = error(place, &["curves", "c"]);
+    assert!(line.contains("data.json: expected what tells the text of the run"), "{line}");
 }
 
 #[test]

@@ -5,7 +5,9 @@ use super::disk::{DiskError, create_folder, named, replace_file};
 use super::metrics::{METRICS, MetricsError, MetricsLog};
 use super::tensorboard::EventWriter;
 use crate::config::{self, Config, ConfigError};
-use std::fs::{File, TryLockError};
+use crate::data::DataId;
+use std::fs::{self, File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -36,6 +38,14 @@ pub enum RunDirError {
     /// The filesystem refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// `data.json` says nothing.
+    #[error("{}: expected what tells the text of the run from others: {reason}", path.display())]
+    Data {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: serde_json::Error,
+    },
     /// The configuration cannot be read or written.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -46,6 +56,7 @@ pub enum RunDirError {
 /// ```text
 /// config.toml       the effective configuration
 /// tokenizer.json    the tokenizer
+/// data.json         what tells its text from others
 /// metrics.jsonl     the metrics, one record a line
 /// loss.svg          the loss curve, drawn from the metrics
 /// seeds.svg         of a model with seeds, their states and alphas too
@@ -135,6 +146,11 @@ impl RunDir {
         self.root.join("tokenizer.json")
     }
 
+    /// `data.json`.
+    pub fn data(&self) -> PathBuf {
+        self.root.join("data.json")
+    }
+
     /// `metrics.jsonl`.
     pub fn metrics(&self) -> PathBuf {
         self.root.join(METRICS)
@@ -170,6 +186,23 @@ impl RunDir {
         Ok(replace_file(&self.config(), config::to_toml(config)?.as_bytes())?)
     }
 
+    /// Replaces `data.json`.
+    pub fn save_data(&self, data: &DataId) -> Result<(), RunDirError> {
+        let json = serde_json::to_vec_pretty(data).expect("plain numbers and strings");
+        self.save_file(&self.data(), &json)
+    }
+
+    /// Reads `data.json`; none in a run of Kiln before 2026-11-29.
+    pub fn load_data(&self) -> Result<Option<DataId>, RunDirError> {
+        let path = self.data();
+        let json = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => named(read, "read", &path)?,
+        };
+        let data = serde_json::from_slice(&json);
+        data.map(Some).map_err(|reason| RunDirError::Data { path, reason })
+    }
+
     /// Replaces a file of the run as a whole, such as `tokenizer.json`.
     pub fn save_file(&self, path: &Path, bytes: &[u8]) -> Result<(), RunDirError> {
         Ok(replace_file(path, bytes)?)
@@ -198,7 +231,6 @@ impl RunDir {
 mod tests {
     use super::super::{Kind, Record, curve, metrics};
     use super::*;
-    use std::fs;
 
     fn config() -> Config {
         config::parse("[data]\nsources = [\"a.txt\"]\n", "test", &[]).expect("valid")

@@ -58,6 +58,8 @@ pub struct Start {
     pub train_tokens: u64,
     /// Tokens to evaluate on.
     pub validation_tokens: u64,
+    /// Digits that tell this text in its tokens from others: [`DataId::short`](crate::data::DataId::short).
+    pub text: String,
     /// Tokens of one optimizer step.
     pub tokens_per_step: usize,
     /// Steps done before: 0 but for a resumed run.

@@ -3,7 +3,7 @@
 use super::replica::Replica;
 use super::{TrainError, Trainer};
 use crate::config::{self, Config};
-use crate::data::{BatchSampler, Dataset, SamplerState};
+use crate::data::{BatchSampler, DataId, Dataset, SamplerState};
 use crate::model::Transformer;
 use crate::run::Checkpoint;
 use burn::tensor::Device;
@@ -39,46 +39,19 @@ pub(super) struct State {
     pub(super) data: DataId,
 }
 
-/// Tells one prepared data set from another.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DataId {
-    tokenizer_hash: String,
-    train_tokens: u64,
-    validation_tokens: u64,
-    pub(super) vocab_size: usize,
-    /// BLAKE3 of the hashes of both splits; checkpoints of Kiln before 2026-11-25 have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    tokens_hash: Option<String>,
-}
-
-impl DataId {
-    pub(super) fn of(dataset: &Dataset) -> Self {
-        let meta = &dataset.meta;
-        let hashes = [dataset.train.hash(), dataset.validation.hash()].concat();
-        Self {
-            tokenizer_hash: meta.tokenizer_hash.clone(),
-            train_tokens: meta.train_tokens,
-            validation_tokens: meta.validation_tokens,
-            vocab_size: meta.vocab_size,
-            tokens_hash: Some(blake3::hash(&hashes).to_hex().to_string()),
-        }
-    }
-
-    /// Refuses another data set than the one the run began with.
-    fn check(&self, found: &Self) -> Result<(), TrainError> {
-        let differ = |what, saved: &dyn ToString, found: &dyn ToString| {
-            let (saved, found) = (saved.to_string(), found.to_string());
-            if saved == found { Ok(()) } else { Err(TrainError::OtherData { what, saved, found }) }
-        };
-        differ("the tokenizer's hash", &self.tokenizer_hash, &found.tokenizer_hash)?;
-        differ("the number of training tokens", &self.train_tokens, &found.train_tokens)?;
-        let [before, now] = [self, found].map(|data| data.validation_tokens);
-        differ("the number of validation tokens", &before, &now)?;
-        match (&self.tokens_hash, &found.tokens_hash) {
-            (Some(before), Some(now)) => differ("the hash of the tokens", before, now),
-            _ => Ok(()),
-        }
+/// Refuses another data set than the one the run began with.
+fn same_data(saved: &DataId, found: &DataId) -> Result<(), TrainError> {
+    let differ = |what, saved: &dyn ToString, found: &dyn ToString| {
+        let (saved, found) = (saved.to_string(), found.to_string());
+        if saved == found { Ok(()) } else { Err(TrainError::OtherData { what, saved, found }) }
+    };
+    differ("the tokenizer's hash", &saved.tokenizer_hash, &found.tokenizer_hash)?;
+    differ("the number of training tokens", &saved.train_tokens, &found.train_tokens)?;
+    let [before, now] = [saved, found].map(|data| data.validation_tokens);
+    differ("the number of validation tokens", &before, &now)?;
+    match (&saved.tokens_hash, &found.tokens_hash) {
+        (Some(before), Some(now)) => differ("the hash of the tokens", before, now),
+        _ => Ok(()),
     }
 }
 
@@ -139,7 +112,7 @@ pub(super) fn restored(
     checkpoint: &Checkpoint,
 ) -> Result<(Replica<Transformer>, State), TrainError> {
     let state = read_state(checkpoint)?;
-    state.data.check(&DataId::of(dataset))?;
+    same_data(&state.data, &DataId::of(dataset))?;
     let skeleton = config.model.skeleton(state.data.vocab_size, device);
     let skeleton = skeleton.with_activations(config.train.precision.dtype(device));
     let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);
