@@ -15,11 +15,15 @@ const MEMORY: u64 = 110 << 30;
 /// Rows that are looked at in each place.
 const ROWS: usize = 8;
 
+/// Whether the device has so much memory.
+fn has_room(device: &Device) -> bool {
+    kiln_ops::device::is_cuda(device)
+        && kiln_ops::device::memory(device).is_some_and(|memory| memory >= MEMORY)
+}
+
 /// Rows of `width` elements that are over 2³² in all, where the device has room for them.
 fn rows(device: &Device, width: usize) -> usize {
-    let room = kiln_ops::device::is_cuda(device)
-        && kiln_ops::device::memory(device).is_some_and(|memory| memory >= MEMORY);
-    if room { (1usize << 32) / width + 24 } else { 64 }
+    if has_room(device) { (1usize << 32) / width + 24 } else { 64 }
 }
 
 /// Every device with kernels, one test at a time; says so where there is no such room.
@@ -159,6 +163,136 @@ fn rows_beyond_two_to_the_32() {
                 mhc_pre(x.clone(), phi, alpha, bias, None, MhcPreOptions::default()).unwrap();
             mhc_post(x, h_in, h_post, h_res).unwrap().reshape([rows, width])
         });
+    });
+}
+
+/// Operators that are made of others, or that read several things from one tensor.
+#[test]
+fn rows_of_several_things_beyond_two_to_the_32() {
+    on_each(|device| {
+        let width = 4096;
+        let normal = |shape: [usize; 2], deviation: f64| {
+            let distribution = Distribution::Normal(0.0, deviation);
+            Tensor::<2>::random(shape, distribution, (device, dtype(device)))
+        };
+        // What gate and up make is as large as x.
+        let hidden = if has_room(device) { width / 2 } else { 32 };
+        let ups = [0; 2].map(|_| normal([width, hidden], 1.0 / 64.0));
+        let down = normal([hidden, width], 1.0 / 64.0);
+        agree("swiglu_mlp", [width; 2], device, |[x]| {
+            let [gate, up] = ups.clone().map(Tensor::autodiff);
+            swiglu_mlp(x, gate, up, down.clone().autodiff()).unwrap()
+        });
+        let table = RopeTable::new(64, 64, RopeOptions::default(), device).unwrap();
+        agree("rope_qk", [width; 2], device, |[q, k]| {
+            let [rows, width] = q.dims();
+            let heads = |x: Tensor<2>| x.reshape([rows, 1, 64, 64]);
+            let (q, k) = rope_qk(heads(q), heads(k), &table, 0).unwrap();
+            (q + k * 0.5).reshape([rows, width])
+        });
+        // Two heads of queries and one of keys and of values, at 32 positions.
+        agree("rope_qkv and attention_qkv", [32 * 256, 32 * 128], device, |[qkv]| {
+            let rows = qkv.dims()[0];
+            let qkv = rope_qkv(qkv.reshape([rows, 32, 256]), 2, 1, &table, 0).unwrap();
+            let y = attention_qkv(qkv, 2, 1, None, AttentionOptions::default()).unwrap();
+            y.reshape([rows, 32 * 128])
+        });
+        let neighbours = Tensor::<2>::ones([1, width - 1], device);
+        let z = Tensor::<2>::from_floats([[0.25, 1.0]], device);
+        agree("bk", [width, 2 * width], device, |[a]| {
+            let [rows, width] = a.dims();
+            let [b, c, z] = [&neighbours, &neighbours, &z].map(|of| of.clone().autodiff());
+            let y = bk(a.cast(DType::F32), b, c, z, BkOptions::default()).unwrap();
+            y.reshape([rows, 2 * width]).cast(dtype(device))
+        });
+        let streams = 4;
+        let inputs = streams * (streams + 2);
+        let phi = Tensor::<2>::random([inputs, width], Distribution::Normal(0.0, 0.02), device);
+        let (alpha, bias) = (Tensor::<1>::ones([3], device), Tensor::<1>::zeros([inputs], device));
+        agree("mhc_post_pre", [width; 2], device, |[x]| {
+            let [rows, width] = x.dims();
+            let x = x.reshape([1, rows, streams, width / streams]);
+            let of = || [&alpha, &bias].map(|t| t.clone().autodiff());
+            let phi = || phi.clone().autodiff();
+            let options = MhcPreOptions::default();
+            let [a, b] = of();
+            let MhcPre { h_in, h_post, h_res } =
+                mhc_pre(x.clone(), phi(), a, b, None, options).unwrap();
+            let post = MhcPost { x, f: h_in, h_post, h_res };
+            let [a, b] = of();
+            let (y, next) = mhc_post_pre(post, phi(), a, b, None, options).unwrap();
+            (y + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
+        });
+    });
+}
+
+/// The rows of a product's left side, whose gradient is of a product of losses.
+#[test]
+fn losses_of_products_of_rows_beyond_two_to_the_32() {
+    on_each(|device| {
+        let (width, classes) = (4096, if has_room(device) { 512 } else { 64 });
+        let rows = rows(device, width);
+        let x = random(rows, width, device);
+        let distribution = Distribution::Normal(0.0, 1.0 / 64.0);
+        let weight = Tensor::<2>::random([width, classes], distribution, (device, dtype(device)));
+        let targets = Tensor::<1, Int>::arange(0..rows as i64, device).remainder_scalar(60);
+        let gradient = |x: Tensor<2>, targets: Tensor<1, Int>| {
+            let rows = x.dims()[0] as f64;
+            let leaf = x.autodiff().require_grad();
+            let (weight, targets) = (weight.clone().autodiff(), targets.autodiff());
+            let options = CrossEntropyOptions::default();
+            let loss = linear_cross_entropy(leaf.clone(), weight, targets, options).unwrap();
+            // Of the sum over rows, not of their mean.
+            leaf.grad(&(loss * rows).backward()).unwrap()
+        };
+        let all = gradient(x.clone(), targets.clone());
+        for first in places(rows, width) {
+            let some = gradient(distinct(&x, first), targets.clone().narrow(0, first, ROWS));
+            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
+            assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
+        }
+    });
+}
+
+/// Matrices, some of which lie across 2³¹ and 2³² elements, against the same alone.
+#[test]
+fn matrices_beyond_two_to_the_32() {
+    on_each(|device| {
+        let [m, n] = if has_room(device) { [256, 1024] } else { [8, 32] };
+        let count = rows(device, m * n);
+        let some_of = |x: &Tensor<3>, first: usize| x.clone().narrow(0, first, ROWS);
+        let agree = |name: &str, all: &Tensor<3>, some: &Tensor<3>, first: usize| {
+            let what = format!("{name}, {ROWS} of {count} matrices from {first} on, {device:?}");
+            assert_near(&values(&some_of(all, first)), &values(some), dtype(device), 2, &what);
+        };
+        let g = random(count * m, n, device).reshape([count, m, n]);
+        let options = NewtonSchulzOptions::default();
+        let all = newton_schulz(g.clone(), options).unwrap();
+        for first in places(count, m * n) {
+            let some = newton_schulz(some_of(&g, first), options).unwrap();
+            agree("newton_schulz", &all, &some, first);
+        }
+        drop((g, all));
+        free(device);
+        // As many elements, in squares.
+        let n = m * 2;
+        let squares = || random(count * n, n, device).reshape([count, n, n]);
+        let (a, b, dy) = (squares(), squares(), squares());
+        let run = |a: Tensor<3>, b: Tensor<3>, dy: Tensor<3>| -> [Tensor<3>; 3] {
+            let leaves = [a, b].map(|x| x.autodiff().require_grad());
+            let y = tril_matmul(leaves[0].clone(), leaves[1].clone()).unwrap();
+            let held = y.clone().inner();
+            let grads = (y * dy.autodiff()).sum().backward();
+            let [da, db] = leaves.map(|x| x.grad(&grads).unwrap());
+            [held, da, db]
+        };
+        let all = run(a.clone(), b.clone(), dy.clone());
+        for first in places(count, n * n) {
+            let some = run(some_of(&a, first), some_of(&b, first), some_of(&dy, first));
+            for ((name, all), some) in ["tril_matmul", "da", "db"].iter().zip(&all).zip(&some) {
+                agree(name, all, some, first);
+            }
+        }
     });
 }
 
