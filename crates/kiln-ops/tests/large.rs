@@ -76,15 +76,16 @@ fn distinct(x: &Tensor<2>, first: usize) -> Tensor<2> {
     cut(x, first)
 }
 
-/// `of` of all rows of its inputs, of `width` elements, and their gradients, against `of` of some rows. The rows of the
-/// largest tensor have `widest` elements.
+/// `of` of all rows of its inputs, of `width` elements, and their gradients, against `of` of some rows. Those of the result
+/// have `width_of_y`.
 fn agree<const N: usize>(
     name: &str,
-    [width, widest]: [usize; 2],
+    [width, width_of_y]: [usize; 2],
     device: &Device,
     of: impl Fn([Tensor<2>; N]) -> Tensor<2>,
 ) {
     free(device);
+    let widest = width.max(width_of_y);
     let rows = rows(device, widest);
     let dtype = dtype(device);
     let run = |inputs: [Tensor<2>; N], dy: Tensor<2>| -> (Tensor<2>, [Tensor<2>; N]) {
@@ -95,11 +96,11 @@ fn agree<const N: usize>(
         (held, leaves.map(|x| x.grad(&grads).expect("every input has a gradient")))
     };
     let inputs: [Tensor<2>; N] = std::array::from_fn(|_| random(rows, width, device));
-    let dy = random(rows, widest, device);
+    let dy = random(rows, width_of_y, device);
     let (y, gradients) = run(inputs.clone(), dy.clone());
-    assert_eq!(y.dims(), [rows, widest], "{name}");
+    assert_eq!(y.dims(), [rows, width_of_y], "{name}");
     for first in places(rows, widest) {
-        let some = inputs.clone().map(|x| cut(&x, first));
+        let some = inputs.clone().map(|x| distinct(&x, first));
         let (expected, of_some) = run(some, distinct(&dy, first));
         let what = format!("{name}, {ROWS} of {rows} rows from {first} on, {device:?}");
         assert_near(&values(&cut(&y, first)), &values(&expected), dtype, 2, &what);
@@ -107,6 +108,65 @@ fn agree<const N: usize>(
             let what = format!("gradient {i} of {what}");
             assert_near(&values(&cut(all, first)), &values(some), dtype, 2, &what);
         }
+    }
+}
+
+/// The gradient of a weight, which is a sum over all rows, against the sum of those of parts of the rows.
+fn adds_up<const D: usize>(
+    name: &str,
+    [width, width_of_y]: [usize; 2],
+    weight: Tensor<D>,
+    of: impl Fn(Tensor<2>, Tensor<D>) -> Tensor<2>,
+) {
+    let device = &weight.device();
+    free(device);
+    let rows = rows(device, width.max(width_of_y));
+    let (x, dy) = (random(rows, width, device), random(rows, width_of_y, device));
+    let gradient = |x: Tensor<2>, dy: Tensor<2>| {
+        let leaf = weight.clone().autodiff().require_grad();
+        let y = of(x.autodiff(), leaf.clone());
+        let grads = (y * dy.autodiff()).sum().backward();
+        values(&leaf.grad(&grads).expect("the weight has a gradient"))
+    };
+    let mut sum = vec![0.0; weight.shape().num_elements()];
+    let part = rows.div_ceil(4);
+    for first in (0..rows).step_by(part) {
+        let own = |of: &Tensor<2>| of.clone().narrow(0, first, part.min(rows - first));
+        sum.iter_mut().zip(gradient(own(&x), own(&dy))).for_each(|(sum, of)| *sum += of);
+    }
+    let what = format!("gradient of a weight of {name}, of {rows} rows, {device:?}");
+    assert_near(&gradient(x, dy), &sum, dtype(device), 2, &what);
+}
+
+const STREAMS: usize = 4;
+
+/// What mHC's streams are made with.
+struct Streams {
+    phi: Tensor<2>,
+    alpha: Tensor<1>,
+    bias: Tensor<1>,
+}
+
+impl Streams {
+    fn new(width: usize, device: &Device) -> Self {
+        let all = STREAMS * (STREAMS + 2);
+        let distribution = Distribution::Normal(0.0, 0.02);
+        Self {
+            phi: Tensor::random([all, width], distribution, device),
+            alpha: Tensor::ones([3], device),
+            bias: Tensor::zeros([all], device),
+        }
+    }
+
+    /// Rows as positions of several streams.
+    fn of(&self, x: Tensor<2>) -> Tensor<4> {
+        let [rows, width] = x.dims();
+        x.reshape([1, rows, STREAMS, width / STREAMS])
+    }
+
+    fn pre(&self, x: Tensor<4>, phi: Tensor<2>) -> MhcPre {
+        let [alpha, bias] = [&self.alpha, &self.bias].map(|of| of.clone().autodiff());
+        mhc_pre(x, phi, alpha, bias, None, MhcPreOptions::default()).unwrap()
     }
 }
 
@@ -150,17 +210,12 @@ fn rows_beyond_two_to_the_32() {
             let y = attention(heads(q), heads(k), heads(v), AttentionOptions::default()).unwrap();
             y.reshape([rows, width])
         });
-        let streams = 4;
-        let inputs = streams * (streams + 2);
-        let phi = Tensor::<2>::random([inputs, width], Distribution::Normal(0.0, 0.02), device);
-        let (alpha, bias) = (Tensor::<1>::ones([3], device), Tensor::<1>::zeros([inputs], device));
+        let streams = Streams::new(width, device);
         agree("mhc_pre and mhc_post", [width; 2], device, |[x]| {
-            let [rows, width] = x.dims();
-            let x = x.reshape([1, rows, streams, width / streams]);
-            let [alpha, bias] = [&alpha, &bias].map(|t| t.clone().autodiff());
-            let phi = phi.clone().autodiff();
+            let rows = x.dims()[0];
+            let x = streams.of(x);
             let MhcPre { h_in, h_post, h_res } =
-                mhc_pre(x.clone(), phi, alpha, bias, None, MhcPreOptions::default()).unwrap();
+                streams.pre(x.clone(), streams.phi.clone().autodiff());
             mhc_post(x, h_in, h_post, h_res).unwrap().reshape([rows, width])
         });
     });
@@ -205,23 +260,42 @@ fn rows_of_several_things_beyond_two_to_the_32() {
             let y = bk(a.cast(DType::F32), b, c, z, BkOptions::default()).unwrap();
             y.reshape([rows, 2 * width]).cast(dtype(device))
         });
-        let streams = 4;
-        let inputs = streams * (streams + 2);
-        let phi = Tensor::<2>::random([inputs, width], Distribution::Normal(0.0, 0.02), device);
-        let (alpha, bias) = (Tensor::<1>::ones([3], device), Tensor::<1>::zeros([inputs], device));
+        let streams = Streams::new(width, device);
         agree("mhc_post_pre", [width; 2], device, |[x]| {
-            let [rows, width] = x.dims();
-            let x = x.reshape([1, rows, streams, width / streams]);
-            let of = || [&alpha, &bias].map(|t| t.clone().autodiff());
-            let phi = || phi.clone().autodiff();
-            let options = MhcPreOptions::default();
-            let [a, b] = of();
-            let MhcPre { h_in, h_post, h_res } =
-                mhc_pre(x.clone(), phi(), a, b, None, options).unwrap();
+            let rows = x.dims()[0];
+            let (x, phi) = (streams.of(x), streams.phi.clone().autodiff());
+            let MhcPre { h_in, h_post, h_res } = streams.pre(x.clone(), phi.clone());
             let post = MhcPost { x, f: h_in, h_post, h_res };
-            let [a, b] = of();
-            let (y, next) = mhc_post_pre(post, phi(), a, b, None, options).unwrap();
+            let [alpha, bias] = [&streams.alpha, &streams.bias].map(|of| of.clone().autodiff());
+            let options = MhcPreOptions::default();
+            let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
             (y + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
+        });
+    });
+}
+
+#[test]
+fn weights_of_rows_beyond_two_to_the_32() {
+    on_each(|device| {
+        let width = 4096;
+        let normal = |shape: [usize; 2], deviation: f64| {
+            let distribution = Distribution::Normal(0.0, deviation);
+            Tensor::<2>::random(shape, distribution, (device, dtype(device)))
+        };
+        let ones = Tensor::<1>::ones([width], (device, dtype(device)));
+        adds_up("rms_norm", [width; 2], ones, |x, weight| rms_norm(x, weight, 1e-5).unwrap());
+        adds_up("matmul", [width, 64], normal([width, 64], 1.0 / 64.0), |x, weight| {
+            matmul(x, weight, MatmulOptions::default()).unwrap()
+        });
+        let [up, down] = [[width, 32], [32, width]].map(|shape| normal(shape, 1.0 / 64.0));
+        adds_up("swiglu_mlp", [width; 2], normal([width, 32], 1.0 / 64.0), |x, gate| {
+            swiglu_mlp(x, gate, up.clone().autodiff(), down.clone().autodiff()).unwrap()
+        });
+        let streams = Streams::new(width, device);
+        adds_up("mhc_pre", [width, width / STREAMS], streams.phi.clone(), |x, phi| {
+            let x = streams.of(x);
+            let rows = x.dims()[1];
+            streams.pre(x, phi).h_in.reshape([rows, width / STREAMS])
         });
     });
 }
@@ -261,6 +335,10 @@ fn matrices_beyond_two_to_the_32() {
         let [m, n] = if has_room(device) { [256, 1024] } else { [8, 32] };
         let count = rows(device, m * n);
         let some_of = |x: &Tensor<3>, first: usize| x.clone().narrow(0, first, ROWS);
+        let other_some_of = |x: &Tensor<3>, first: usize| {
+            let [count, m, n] = x.dims();
+            distinct(&x.clone().reshape([count, m * n]), first).reshape([ROWS, m, n])
+        };
         let agree = |name: &str, all: &Tensor<3>, some: &Tensor<3>, first: usize| {
             let what = format!("{name}, {ROWS} of {count} matrices from {first} on, {device:?}");
             assert_near(&values(&some_of(all, first)), &values(some), dtype(device), 2, &what);
@@ -269,7 +347,7 @@ fn matrices_beyond_two_to_the_32() {
         let options = NewtonSchulzOptions::default();
         let all = newton_schulz(g.clone(), options).unwrap();
         for first in places(count, m * n) {
-            let some = newton_schulz(some_of(&g, first), options).unwrap();
+            let some = newton_schulz(other_some_of(&g, first), options).unwrap();
             agree("newton_schulz", &all, &some, first);
         }
         drop((g, all));
@@ -288,7 +366,8 @@ fn matrices_beyond_two_to_the_32() {
         };
         let all = run(a.clone(), b.clone(), dy.clone());
         for first in places(count, n * n) {
-            let some = run(some_of(&a, first), some_of(&b, first), some_of(&dy, first));
+            let [a, b, dy] = [&a, &b, &dy].map(|of| other_some_of(of, first));
+            let some = run(a, b, dy);
             for ((name, all), some) in ["tril_matmul", "da", "db"].iter().zip(&all).zip(&some) {
                 agree(name, all, some, first);
             }

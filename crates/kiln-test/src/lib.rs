@@ -16,10 +16,15 @@ const NAMES: [&str; 8] = ["cuda", "wgpu", "kernels", "mma", "wgmma", "large", "o
 /// A file in which [`skip`] writes what is left out, a line each.
 pub const SKIPPED: &str = "KILN_SKIPPED";
 
+/// The names in a list.
+fn names(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|one| !one.is_empty())
+}
+
 /// What is said of something that is left out, on one line; an error where it is `required`, or where it or something that
 /// is required is none of [`NAMES`], which nothing would ever fail by.
 fn left_out(name: &str, why: impl Display, required: &str) -> Result<String, String> {
-    let wanted = || required.split(',').map(str::trim).filter(|one| !one.is_empty());
+    let wanted = || names(required);
     if let Some(unknown) = wanted().find(|one| !NAMES.contains(one)) {
         return Err(format!("{REQUIRE} names {unknown}, expected some of {}", NAMES.join(", ")));
     }
@@ -67,6 +72,25 @@ pub fn or_skip<T>(name: &str, found: impl Iterator<Item = T>) -> Vec<T> {
     found
 }
 
+/// Says that tests on these devices leave others out, those that [`REQUIRE`] names.
+///
+/// # Panics
+///
+/// If there is one.
+#[track_caller]
+pub fn only(open: &[&str]) {
+    for device in left_aside(open, &std::env::var(REQUIRE).unwrap_or_default()) {
+        skip(device, format!("tests run on {} alone", open.join(" and ")));
+    }
+}
+
+/// The devices that are `required` and not `open`, where one may have a number, as `cuda:1`.
+fn left_aside(open: &[&str], required: &str) -> Vec<&'static str> {
+    let is_open = |device: &str| open.iter().any(|one| one.split(':').next() == Some(device));
+    let devices = ["cuda", "wgpu"].into_iter();
+    devices.filter(|name| names(required).any(|one| one == *name) && !is_open(name)).collect()
+}
+
 /// The device that `KILN_DEVICE` names, else wgpu, which may be left out.
 ///
 /// # Panics
@@ -75,6 +99,7 @@ pub fn or_skip<T>(name: &str, found: impl Iterator<Item = T>) -> Vec<T> {
 #[track_caller]
 pub fn device<T, E: Display>(open: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
     let named = std::env::var("KILN_DEVICE");
+    only(&[named.as_deref().unwrap_or("wgpu")]);
     match (open(named.as_deref().unwrap_or("wgpu")), named) {
         (Ok(opened), _) => return Some(opened),
         (Err(error), Ok(_)) => panic!("KILN_DEVICE: {error}"),
@@ -86,6 +111,19 @@ pub fn device<T, E: Display>(open: impl FnOnce(&str) -> Result<T, E>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_required_is_not_left_aside() {
+        for (open, required, left) in [
+            (&["cpu"][..], "wgpu, mma", &["wgpu"][..]),
+            (&["cpu"], "cuda,wgpu", &["cuda", "wgpu"]),
+            (&["cpu"], "", &[]),
+            (&["the CPU", "wgpu"], "cuda,wgpu", &["cuda"]),
+            (&["cuda:1"], "cuda", &[]),
+        ] {
+            assert_eq!(left_aside(open, required), left, "{open:?}, {required}");
+        }
+    }
 
     #[test]
     fn what_is_required_is_not_left_out() {

@@ -61,14 +61,27 @@ pub(super) fn family_of(plan: &str) -> Option<(&str, &'static str)> {
 }
 
 /// What is wrong if kernels of these families `ran` where `asked` was asked for: a faster one, since what a family cannot take
-/// runs on slower ones, or, if `some` have to, none of it.
+/// runs on slower ones, or, if `some` have to, none of it: of all kernels, or of those that do the same thing, forward or
+/// backward.
 pub(super) fn on_another_family(asked: &str, ran: &[(&str, &str)], some: bool) -> Option<String> {
     let place = |family: &str| FAMILIES.iter().position(|name| *name == family);
-    match ran.iter().find(|(_, family)| place(family) < place(asked)) {
-        Some((kernel, of)) => Some(format!("`{kernel}` ran, of {of} and not {asked}")),
-        None => (some && ran.iter().all(|(_, family)| *family != asked))
-            .then(|| format!("no product ran on {asked}")),
+    if let Some((kernel, of)) = ran.iter().find(|(_, family)| place(family) < place(asked)) {
+        return Some(format!("`{kernel}` ran, of {of} and not {asked}"));
     }
+    let done: BTreeSet<&str> = ran.iter().map(|(kernel, _)| does(kernel)).collect();
+    let fast: BTreeSet<&str> =
+        ran.iter().filter(|(_, of)| *of == asked).map(|(kernel, _)| does(kernel)).collect();
+    match done.difference(&fast).next() {
+        _ if !some => None,
+        Some(slow) => Some(format!("no `{slow}` ran on {asked}")),
+        None => done.is_empty().then(|| format!("no product ran on {asked}")),
+    }
+}
+
+/// What a kernel does: `attention.grad` of `attention.grad of keys on mma.sync`.
+fn does(kernel: &str) -> &str {
+    let end = [" of ", " on "].iter().filter_map(|word| kernel.find(word)).min();
+    &kernel[..end.unwrap_or(kernel.len())]
 }
 
 /// Whether a product with a thin side is among them, on kernels of its own.
@@ -88,12 +101,17 @@ mod tests {
 
     #[test]
     fn families_that_were_not_asked_for() {
-        let (wgmma, mma, simt) = (("a", "wgmma"), ("b", "mma"), ("c", "simt"));
+        let (wgmma, mma) = (("a on wgmma", "wgmma"), ("a on mma.sync", "mma"));
+        let (simt, few) = (("a on plain units", "simt"), ("a of few on plain units", "simt"));
+        let (grad, slow_grad) = (("a.grad on wgmma", "wgmma"), ("a.grad of b on mma.sync", "mma"));
         for (asked, ran, some, wrong) in [
             ("wgmma", &[wgmma, simt][..], true, None),
-            ("wgmma", &[mma, simt], true, Some("no product ran on wgmma")),
+            ("wgmma", &[mma, simt], true, Some("no `a` ran on wgmma")),
+            ("wgmma", &[wgmma, few, grad, slow_grad], true, None),
+            ("wgmma", &[wgmma, slow_grad], true, Some("no `a.grad` ran on wgmma")),
+            ("wgmma", &[wgmma, slow_grad], false, None),
             ("wgmma", &[mma, simt], false, None),
-            ("mma", &[wgmma, mma], true, Some("`a` ran, of wgmma and not mma")),
+            ("mma", &[wgmma, mma], true, Some("`a on wgmma` ran, of wgmma and not mma")),
             ("mma", &[mma, simt], true, None),
             ("simt", &[], true, Some("no product ran on simt")),
             ("simt", &[], false, None),
@@ -110,7 +128,7 @@ mod tests {
             ("product on mma.sync, by TMA: (1, 2)", Some("mma_tma")),
             ("product on mma.sync: (1, 2)", Some("mma")),
             ("attention.grad of keys on mma.sync: 3", Some("mma")),
-            ("attention dk, dv on plain units: 3", Some("simt")),
+            ("attention.grad of keys on plain units: 3", Some("simt")),
             ("kasmina_mlp on mma: 3", None),
             ("rope: on wgmma", None),
         ] {

@@ -6,9 +6,9 @@ use crate::stdout::print;
 use anyhow::bail;
 use comfy_table::{Table, presets};
 use kiln_lm::config;
+use kiln_lm::data::DataId;
 use kiln_lm::run::comparison::{self, Group};
 use kiln_lm::run::{Kind, Record, RunDir, metrics};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -66,8 +66,8 @@ impl FromStr for Run {
 struct Named<'a> {
     name: &'a str,
     folders: Vec<&'a Path>,
-    /// What their texts are called; none of runs that do not say.
-    texts: Vec<Option<String>>,
+    /// What they were trained on; none of runs that do not say.
+    texts: Vec<Option<DataId>>,
     /// With the length of a step in the picture.
     records: Vec<(Vec<Record>, f64)>,
 }
@@ -91,7 +91,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             all.len() - 1
         });
         all[place].folders.push(folder);
-        all[place].texts.push(run.load_data()?.map(|data| data.short()));
+        all[place].texts.push(run.load_data().unwrap_or_else(|error| {
+            say(format_args!("warning: {error}"));
+            None
+        }));
         let records = metrics::read(&run.metrics())?;
         if records.is_empty() {
             bail!("{} has no records yet", run.metrics().display());
@@ -123,8 +126,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             let steps = records.last().map_or(0, |record| record.step);
             let rate = number(tokens_per_second(records), 0);
             let folder = cell(&folder.display().to_string());
-            let (text, steps) = (text.as_deref().unwrap_or("-"), steps.to_string());
-            table.add_row([&shown, &folder, text, &steps, &number(lowest, 4), &rate]);
+            let text = text.as_ref().map_or_else(|| "-".into(), DataId::short);
+            table.add_row([&shown, &folder, &text, &steps.to_string(), &number(lowest, 4), &rate]);
         }
         if folders.len() > 1 {
             table.add_row([shown.as_str(), "mean", "", "", &number(group.mean(), 4), ""]);
@@ -132,12 +135,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         groups.push(group);
     }
     print(table.trim_fmt());
-    let texts: BTreeSet<&String> =
-        all.iter().flat_map(|named| named.texts.iter().flatten()).collect();
-    if texts.len() > 1 {
-        let texts = texts.len();
-        say(format_args!("warning: the runs are of {texts} texts, whose losses do not compare"));
-    }
+    warn_of_texts(&all);
     if let Some(svg) = &args.svg {
         let over = match args.over {
             Over::Step => comparison::Over::Steps,
@@ -146,6 +144,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         write(svg, &comparison::picture(&groups, &args.title, over)?)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says where losses do not compare, or may not.
+fn warn_of_texts(all: &[Named<'_>]) {
+    let texts = || all.iter().flat_map(|named| &named.texts);
+    let known: Vec<&DataId> = texts().flatten().collect();
+    let (all, unknown) = (texts().count(), texts().count() - known.len());
+    if known.windows(2).any(|two| two[0] != two[1]) {
+        say("warning: the runs are of several texts, whose losses do not compare");
+    } else if unknown > 0 && !known.is_empty() {
+        say(format_args!(
+            "warning: {unknown} of {all} runs do not say whether their text is the same"
+        ));
+    }
 }
 
 /// Those of a step at the speed of the run.

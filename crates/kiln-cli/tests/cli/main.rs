@@ -118,6 +118,16 @@ fn trains_resumes_and_generates() {
     ] {
         assert!(err.contains(part), "{part}: {err}");
     }
+    // What tells the text from others is the same wherever it is said.
+    let digits = |said: &str| {
+        let (_, text) = said.split_once(" kinds, text ").unwrap_or_else(|| panic!("{said}"));
+        text.chars().take_while(char::is_ascii_hexdigit).collect::<String>()
+    };
+    let text = digits(&err);
+    assert_eq!(text.len(), 8, "{err}");
+    assert_eq!(digits(&kiln(place, &["data", "prepare", "small.toml"]).1), text);
+    let (_, out, _) = kiln(place, &["curves", "runs/test"]);
+    assert!(out.contains(&text), "{text}: {out}");
     let line = error(place, &train);
     assert!(line.contains("holds a run already") && line.contains("--resume"), "{line}");
 

@@ -30,9 +30,13 @@ impl DataId {
         }
     }
 
-    /// Eight hexadecimal digits to show: other ones where a character of the text, the split or the tokenizer is another.
+    /// Eight hexadecimal digits to show: but for chance others where a token of a split, or the tokenizer, is another.
     pub fn short(&self) -> String {
-        let json = serde_json::to_vec(self).expect("plain numbers and strings");
-        blake3::hash(&json).to_hex()[..8].to_string()
+        let Self { tokenizer_hash, train_tokens, validation_tokens, vocab_size, tokens_hash } =
+            self;
+        let tokens = tokens_hash.as_deref().unwrap_or_default();
+        let all =
+            format!("{tokenizer_hash} {train_tokens} {validation_tokens} {vocab_size} {tokens}");
+        blake3::hash(all.as_bytes()).to_hex()[..8].to_string()
     }
 }

@@ -30,7 +30,7 @@ pub use seeds::SeedStep;
 pub use trained::{Trained, Which};
 
 use crate::config::{Config, TrainConfig};
-use crate::data::{Batch, DataId, Dataset, ValidationBatches};
+use crate::data::{Batch, Dataset, ValidationBatches};
 use crate::model::Transformer;
 use crate::run::{CheckpointStore, EventWriter, MetricsLog, RunDir, RunLock};
 use burn::module::Module;
@@ -134,7 +134,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         let tokenizer = dataset.tokenizer.to_json()?;
         run.save_file(&run.tokenizer(), tokenizer.as_bytes())?;
-        run.save_data(&DataId::of(&dataset))?;
+        run.save_data(&state.data)?;
         let shard = dataset.validation.clone();
         let TrainConfig { batch_size, eval_batches, precision, .. } = config.train;
         let context = config.model.context;
@@ -183,7 +183,7 @@ impl Trainer {
             vocab_size: meta.vocab_size,
             train_tokens: meta.train_tokens,
             validation_tokens: meta.validation_tokens,
-            text: DataId::of(&self.dataset).short(),
+            text: self.state.data.short(),
             tokens_per_step: self.config.tokens_per_step(),
             step: self.state.step,
             steps: self.config.train.steps as u64,

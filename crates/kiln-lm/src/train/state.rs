@@ -40,7 +40,7 @@ pub(super) struct State {
 }
 
 /// Refuses another data set than the one the run began with.
-fn same_data(saved: &DataId, found: &DataId) -> Result<(), TrainError> {
+fn check_data(saved: &DataId, found: &DataId) -> Result<(), TrainError> {
     let differ = |what, saved: &dyn ToString, found: &dyn ToString| {
         let (saved, found) = (saved.to_string(), found.to_string());
         if saved == found { Ok(()) } else { Err(TrainError::OtherData { what, saved, found }) }
@@ -112,7 +112,10 @@ pub(super) fn restored(
     checkpoint: &Checkpoint,
 ) -> Result<(Replica<Transformer>, State), TrainError> {
     let state = read_state(checkpoint)?;
-    same_data(&state.data, &DataId::of(dataset))?;
+    let data = DataId::of(dataset);
+    check_data(&state.data, &data)?;
+    // An earlier version may have known less of it.
+    let state = State { data, ..state };
     let skeleton = config.model.skeleton(state.data.vocab_size, device);
     let skeleton = skeleton.with_activations(config.train.precision.dtype(device));
     let sampler = BatchSampler::from_state(dataset.train.clone(), state.sampler);

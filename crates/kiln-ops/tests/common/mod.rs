@@ -12,8 +12,10 @@ use kiln_ops::oracle::distance;
 pub fn devices() -> Vec<Device> {
     let open = |name: &str| kiln_ops::device::open(name).map(|opened| opened.device);
     if let Ok(name) = std::env::var("KILN_DEVICE") {
+        kiln_test::only(&[&name]);
         return vec![open(&name).unwrap_or_else(|e| panic!("KILN_DEVICE: {e}"))];
     }
+    kiln_test::only(&["the CPU", "wgpu"]);
     let mut devices = vec![open("cpu").expect("the CPU is always there")];
     match open("wgpu") {
         Ok(device) => devices.push(device),

@@ -239,6 +239,42 @@ fn rows_are_cut_where_pieces_and_lots_end() {
     }
 }
 
+/// A long row at every place of the rows that one group adds up, among rows of several tokens and of none; the last group has
+/// fewer. A table that is read, too, gets its sums where its other gradient stands.
+#[test]
+fn a_long_row_may_be_anywhere() {
+    let unchecked = EmbeddingOptions { check_tokens: false, ..AS_IT_IS };
+    let (rows, width) = (7, 40);
+    for device in devices() {
+        for (long, length) in (0..rows).flat_map(|long| [33, 70].map(|length| (long, length))) {
+            let mut counts = [3, 0, 6, 32, 0, 1, 9];
+            counts[long] = length;
+            let mut tokens: Vec<i64> =
+                (0..rows).flat_map(|row| vec![row as i64; counts[row]]).collect();
+            let count = tokens.len();
+            let mut places = numbers(count, long as u64, 0.0).into_iter();
+            tokens.sort_by_cached_key(|_| (places.next().unwrap() * 1e6) as i64);
+            // Whole numbers, whose sums are exact.
+            let dy: Vec<f64> = (0..count * width).map(|i| (i % 13) as f64 - 6.0).collect();
+            let other: Vec<f64> = (0..rows * width).map(|i| (i % 7) as f64).collect();
+            let expected = oracle::backward(rows, width, &tokens, &dy);
+            let what = format!("{length} of row {long}, {device:?}");
+            let named = ints(&tokens, [1, count], &device);
+            let dy = tensor(&dy, [1, count, width], DType::F32, &device).0.autodiff();
+            let weight = Tensor::<2>::ones([rows, width], &device).autodiff().require_grad();
+            poison(2 * count * width, DType::F32, &device);
+            let y = embedding(weight.clone(), named.clone(), unchecked).unwrap();
+            let grads = pull(y, &dy.clone()).backward();
+            assert_eq!(values(&weight.grad(&grads).unwrap()), expected, "{what}");
+            let (y, table) = tied_embedding(weight.clone(), named, unchecked).unwrap();
+            let dtable = tensor(&other, [rows, width], DType::F32, &device).0.autodiff();
+            let grads = (pull(y, &dy) + (table * dtable).sum()).backward();
+            let both: Vec<f64> = expected.iter().zip(&other).map(|(a, b)| a + b).collect();
+            assert_eq!(values(&weight.grad(&grads).unwrap()), both, "a table, {what}");
+        }
+    }
+}
+
 #[test]
 fn what_is_no_row_is_no_number_and_has_no_gradient() {
     let unchecked = EmbeddingOptions { check_tokens: false, ..AS_IT_IS };

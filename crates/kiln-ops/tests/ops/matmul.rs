@@ -259,17 +259,17 @@ fn long_sums_are_cut_into_parts() {
                     assert!(*y == again, "two runs differ: {what}");
                 }
 
-                // Added to what stands in the result's memory.
+                // Added to what may be the result's memory: `alone` sees whether it is.
                 let full = numbers(batches * m * n, 4, 0.1);
                 let mut expected = oracle::forward(&a_held, &b_held, [batches, m, k, n], 1.0);
                 let options = MatmulOptions { dtype: Some(DType::F32), ..PLAIN };
                 let made = on_families(&device, dtype, || {
                     let (c, held) = tensor(&full, [batches, m, n], DType::F32, &device);
-                    (values(&matmul_add(a.clone(), b.clone(), c, options).unwrap()), held)
+                    (values(&matmul_add(a.clone(), b.clone(), c * 1.0, options).unwrap()), held)
                 });
                 expected.iter_mut().zip(&made[0].1.1).for_each(|(y, c)| *y += c);
                 for (family, (y, _)) in made {
-                    let what = format!("in place, {batches}×{m}×{k}×{n} on {family}, {device:?}");
+                    let what = format!("added to, {batches}×{m}×{k}×{n} on {family}, {device:?}");
                     assert_near(&y, &expected, DType::F32, 1, &what);
                 }
             }

@@ -136,7 +136,7 @@ fn of_queries(problem: &Problem, with: &Backward<'_>) {
     let large: Vec<&CubeTensor> = inputs.iter().chain([&dq]).map(|view| &view.tensor).collect();
     let address = launch::address_type(&large);
     let plan = (&tile, &rules, size, dq_size, address);
-    launch::plans::note("attention dq on plain units", &plan, &[]);
+    launch::plans::note("attention.grad of queries on plain units", &plan, &[]);
     // SAFETY: as in `forward`.
     unsafe {
         queries_kernel::launch_unchecked(
@@ -176,7 +176,7 @@ fn of_keys(problem: &Problem, with: &Backward<'_>) {
     // Parts of one tensor are one buffer, which is bound once.
     let packed = dk.first != dv.first;
     let plan = (&tile, &rules, size, to_size, address);
-    launch::plans::note("attention dk, dv on plain units", &plan, &[("packed", packed)]);
+    launch::plans::note("attention.grad of keys on plain units", &plan, &[("packed", packed)]);
     // SAFETY: as in `forward`.
     unsafe {
         keys_kernel::launch_unchecked(

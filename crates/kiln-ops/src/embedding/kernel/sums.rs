@@ -17,13 +17,14 @@ use cubecl::prelude::*;
 
 /// Positions of a piece, and of a row that is not cut.
 pub(super) const PIECE: usize = 32;
-/// Neighbouring rows of a group, whose tokens follow each other in the order, so that it waits once for the numbers of all:
-/// of 32,768 evenly drawn tokens of 50,304 rows of 768 in bf16 an H200 adds up four rows a group, with the order, in
+/// Neighbouring rows of a group, whose tokens follow each other in the order, so that it asks for numbers of several rows
+/// together: of 32,768 evenly drawn tokens of 50,304 rows of 768 in bf16 an H200 adds up four rows a group, with the order, in
 /// 50.2 µs, two in 55.8, eight in 52.1, one in 67.5.
 const ROWS: usize = 4;
-/// Units beside each other in a row, and groups of a cube: with 8 groups that takes 58.5 µs; with 2 it takes 49.6, but 62.4
-/// in place of 59.0 where all tokens are one.
+/// Units beside each other in a row.
 const LANES: u32 = 32;
+/// Groups of a cube: with 8 the sums and their order take 58.5 µs in place of 50.2; with 2 they take 49.6, but 62.4 in place
+/// of 58.9 where all tokens are one.
 const GROUPS: u32 = 4;
 /// Most vectors of a unit.
 const VECTORS: usize = 4;
@@ -273,16 +274,15 @@ fn whole_rows<E: Float, F: Float, N: Size>(
     sizes: &Sizes,
     #[comptime] plan: Plan,
 ) {
-    let (batch, count) = comptime!((BATCH, plan.vectors));
-    let mut sum = zeros::<N>(count);
+    let mut sum = zeros::<N>(comptime!(plan.vectors));
     let mut row = rows.from;
     let end = starts[rows.to] as usize;
-    for i in range_stepped(starts[rows.from] as usize, end, batch) {
+    for i in range_stepped(starts[rows.from] as usize, end, BATCH) {
         let own = Range { from: i, to: end };
         let held =
             load_rows::<E, N>(dy, order, own, 1usize, sizes.stride, first, sizes.width, true, plan);
         #[unroll]
-        for k in 0..batch {
+        for k in 0..BATCH {
             if i + k < end {
                 while i + k >= starts[row + 1] as usize {
                     finish_next::<F, N>(sums, onto, starts, row, &mut sum, first, sizes, plan);
