@@ -186,9 +186,12 @@ pub fn in_place(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -
 }
 
 fn takeable(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -> bool {
-    if !Hardware::of(&tensor.client).ptx {
-        return false;
-    }
+    Hardware::of(&tensor.client).ptx && is_own(tensor, op, name)
+}
+
+/// Whether a kernel may change a part of this tensor, which it has as an output alone: nobody else holds it. Audits as those
+/// of [results in place](in_place).
+pub(crate) fn is_own(tensor: &mut CubeTensor, op: &'static str, name: &'static str) -> bool {
     audit::in_place(tensor, [op, name]).unwrap_or_else(|| tensor.can_mut())
 }
 

@@ -3,6 +3,7 @@
 
 use crate::common::*;
 use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_ops::attention::KvCache;
 use kiln_ops::device::is_cuda;
 use kiln_ops::launch::allocated;
 use kiln_ops::launch::audit::Audit;
@@ -169,6 +170,54 @@ fn gradients_of_a_tied_table() {
 }
 
 /// What the gate has no row for: every element of a gradient that rows are added to where it stands, and nothing beside it.
+/// What a call finds where memory that it changes stands between guards is what it finds without, and nothing is beside
+/// it. How often there was some.
+#[track_caller]
+fn keeps_to_its_places(name: &str, device: &Device, call: impl Fn() -> Vec<f64>) -> usize {
+    let expected = call();
+    device.sync().unwrap();
+    let audit = Audit::begin_in_place();
+    let found = call();
+    device.sync().unwrap();
+    let places = audit.places();
+    for finding in audit.finish() {
+        let clean = finding.unwritten == 0 || !finding.full;
+        assert!(clean && finding.guard_bytes == 0 && finding.error.is_none(), "{name}: {finding}");
+    }
+    assert_eq!(found, expected, "{name} on {device:?}");
+    places
+}
+
+#[test]
+fn what_is_changed_in_parts_is_between_guards() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        // Rows of 24 and of 64: those that CUDA pads, and others.
+        for width in [24, 64] {
+            let qkv = some([2, 41, 8 * width], &device);
+            let places = keeps_to_its_places("a cache", &device, || {
+                let mut cache = KvCache::new([2, 2, 41, width], DType::F32, &device).unwrap();
+                let options = AttentionOptions::default();
+                let mut found = vec![];
+                for (start, count) in [(0, 20), (20, 1), (21, 20)] {
+                    let new = qkv.clone().narrow(1, start, count);
+                    found.extend(values(&attention_cached(new, 4, &mut cache, options).unwrap()));
+                }
+                found.extend(cache.filled().unwrap().iter().flat_map(values));
+                found
+            });
+            assert_eq!(places, 3 * 2, "{device:?}: calls, each with keys and values");
+        }
+        let places = keeps_to_its_places("seeds", &device, || {
+            let mut seeds = Seeds::new(&[Seed::default(); 37], &device).unwrap();
+            let change = |seed| SeedChange { seed, alpha: Some(0.25), ..SeedChange::default() };
+            seeds.change(&[change(0), change(36)]).unwrap();
+            seeds.read().unwrap().iter().map(|seed| f64::from(seed.alpha)).collect()
+        });
+        assert_eq!(places, 4, "{device:?}: fields");
+    }
+}
+
 #[test]
 fn rows_are_added_between_guards() {
     let _alone = crate::alone();
@@ -186,17 +235,7 @@ fn rows_are_added_between_guards() {
             let loss = (y.squeeze::<2>() * dy.clone().autodiff()).sum() + (table * 0.5).sum();
             values(&weight.grad(&loss.backward()).unwrap())
         };
-        let expected = gradient();
-        device.sync().unwrap();
-        let audit = Audit::begin_in_place();
-        let found = gradient();
-        device.sync().unwrap();
-        let places = audit.places();
+        let places = keeps_to_its_places("a tied table", &device, gradient);
         assert!(places > 0 || !is_cuda(&device), "{device:?}: nothing was in place");
-        for finding in audit.finish() {
-            let clean = finding.unwritten == 0 || !finding.full;
-            assert!(clean && finding.guard_bytes == 0 && finding.error.is_none(), "{finding}");
-        }
-        assert_eq!(found, expected, "{device:?}");
     }
 }

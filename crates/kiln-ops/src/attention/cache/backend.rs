@@ -48,9 +48,9 @@ impl Cached {
 }
 
 /// One to write to, and whether it is a copy.
-fn own(tensor: CubeTensor) -> (CubeTensor, bool) {
-    let tensor = untile(tensor);
-    match tensor.can_mut() && tensor.is_nonoverlapping() {
+fn own(tensor: CubeTensor, name: &'static str) -> (CubeTensor, bool) {
+    let mut tensor = untile(tensor);
+    match tensor.is_nonoverlapping() && launch::is_own(&mut tensor, OP, name) {
         true => (tensor, false),
         false => (tensor.copy(), true),
     }
@@ -66,7 +66,7 @@ impl CachedAttentionOps for CubeBackend {
         let sizes = call.sizes(qkv.meta.shape(), k.meta.shape());
         let Sizes { heads, kv_heads, width, .. } = sizes;
         let qkv = rows(qkv);
-        let ((k, k_copied), (v, v_copied)) = (own(k), own(v));
+        let ((k, k_copied), (v, v_copied)) = (own(k, "cache of keys"), own(v, "cache of values"));
         let y = launch::output(&qkv, OP, "y", sizes.output(true), qkv.dtype);
         if y.meta.num_elements() > 0 {
             let part = |first| HeadsView::packed(&qkv, first, width);

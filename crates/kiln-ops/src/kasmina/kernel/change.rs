@@ -1,5 +1,6 @@
 //! Changes of seeds: a unit for each, which writes the fields that it names.
 
+use crate::kasmina::OP;
 use crate::launch;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor, tensor::IntTensor};
@@ -64,7 +65,9 @@ pub(in super::super) fn change(
     codes: CubeTensor,
     alphas: CubeTensor,
 ) -> [CubeTensor; 4] {
-    let own = |tensor: CubeTensor| match tensor.can_mut() && tensor.is_contiguous() {
+    let own = |mut tensor: CubeTensor| match tensor.is_contiguous()
+        && launch::is_own(&mut tensor, OP, "seeds")
+    {
         true => tensor,
         false => into_contiguous(tensor).copy(),
     };
