@@ -82,7 +82,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         let run = RunDir::open(folder)?;
         if let Some(svg) = &args.svg
-            && let Some(file) = [run.metrics(), run.config()].iter().find(|file| is_same(file, svg))
+            && let Some(file) = [run.metrics(), run.config(), run.data(), run.tokenizer()]
+                .iter()
+                .find(|file| is_same(file, svg))
         {
             bail!("--svg {} is {} of a run, expected another", svg.display(), file.display());
         }
@@ -152,7 +154,9 @@ fn warn_of_texts(all: &[Named<'_>]) {
     let known: Vec<&DataId> = texts().flatten().collect();
     let (all, unknown) = (texts().count(), texts().count() - known.len());
     if known.windows(2).any(|two| two[0] != two[1]) {
-        say("warning: the runs are of several texts, whose losses do not compare");
+        say(
+            "warning: the runs are of several texts, tokenizers or splits, whose losses do not compare",
+        );
     } else if unknown > 0 && !known.is_empty() {
         say(format_args!(
             "warning: {unknown} of {all} runs do not say whether their text is the same"

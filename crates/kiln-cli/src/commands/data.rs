@@ -33,8 +33,9 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     preparing.finish();
     let meta = &dataset.meta;
     print(format_args!(
-        "{} files, {} bytes: {} training and {} validation tokens of {} kinds, text {}",
+        "{} file{}, {} bytes: {} training and {} validation tokens of {} kinds, text {}",
         meta.files,
+        if meta.files == 1 { "" } else { "s" },
         meta.bytes,
         meta.train_tokens,
         meta.validation_tokens,

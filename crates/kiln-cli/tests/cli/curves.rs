@@ -93,7 +93,7 @@ fn runs_of_several_texts_are_told_apart() {
     assert!(same[0].len() == 8 && same[0] == same[1] && same[2] == "-", "{same:?}");
     text(place, "c", 11);
     let (status, out, err) = kiln(place, &["curves", "--markdown", "a", "b", "c"]);
-    let warning = "warning: the runs are of several texts, whose losses do not compare\n";
+    let warning = "warning: the runs are of several texts, tokenizers or splits, whose losses do not compare\n";
     assert_eq!((status, err.as_str()), (0, warning));
     assert_ne!(texts(&out)[2], same[0]);
     fs::write(place.join("c/data.json"), "{").unwrap();
@@ -107,6 +107,7 @@ fn what_is_no_run_is_named() {
     let place = place();
     let place = place.path();
     run(place, "a", 1.5);
+    text(place, "a", 10);
     fs::create_dir(place.join("empty")).unwrap();
     for (runs, expected) in [
         (&["x=empty"][..], "empty"),
@@ -117,6 +118,8 @@ fn what_is_no_run_is_named() {
         (&["runs/x=y"], "runs/x=y"),
         (&["a", "--svg", "a/metrics.jsonl"], "a/metrics.jsonl of a run, expected another"),
         (&["x=a", "--svg", "a/config.toml"], "a/config.toml of a run, expected another"),
+        (&["a", "--svg", "a/data.json"], "a/data.json of a run, expected another"),
+        (&["a/config.toml"], "a/config.toml holds no run: expected a folder"),
         (&["a", "--svg", "."], "expected a file"),
         (&["a", "--title", "T"], "--svg"),
         (&["a", "--over", "time"], "--svg"),

@@ -206,7 +206,7 @@ fn prepares_data_once() {
     let place = place();
     let args = ["data", "prepare", "small.toml"];
     let (status, first, err) = kiln(place.path(), &args);
-    assert!(status == 0 && first.contains("1 files, 1440 bytes"), "{first} {err}");
+    assert!(status == 0 && first.contains("1 file, 1440 bytes"), "{first} {err}");
     assert!(first.contains("written in data/"), "{first}");
     assert!(kiln(place.path(), &args).1.contains("found ready in data/"));
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Tells one prepared data set from another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `tokenizer_hash` and others")]
 pub struct DataId {
     pub(crate) tokenizer_hash: String,
     pub(crate) train_tokens: u64,

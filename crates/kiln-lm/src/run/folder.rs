@@ -24,7 +24,7 @@ pub enum RunDirError {
         path: PathBuf,
     },
     /// There is no run in the folder.
-    #[error("the folder {} holds no run: expected a config.toml in it", path.display())]
+    #[error("{} holds no run: expected a folder with a config.toml in it", path.display())]
     NoRun {
         /// The folder.
         path: PathBuf,
@@ -99,7 +99,8 @@ impl RunDir {
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, RunDirError> {
         let run = Self { root: root.into() };
         let config = run.config();
-        if named(config.try_exists(), "look at", &config)? {
+        let is_file = run.root.is_file();
+        if !is_file && named(config.try_exists(), "look at", &config)? {
             Ok(run)
         } else {
             Err(RunDirError::NoRun { path: run.root })
@@ -111,8 +112,10 @@ impl RunDir {
         let folder = path.parent()?;
         let here = folder.as_os_str().is_empty();
         let run = Self { root: if here { ".".into() } else { folder.to_path_buf() } };
-        let own = path.file_name() == run.config().file_name() && run.checkpoints().is_dir();
-        own.then_some(run.root)
+        // A copy may have lost its checkpoints; the folder of a checkpoint has a file of that name, too, and none of these.
+        let remains = [run.checkpoints(), run.metrics(), run.lock_file()];
+        let own = path.file_name() == run.config().file_name();
+        (own && remains.iter().any(|of| of.exists())).then_some(run.root)
     }
 
     /// Takes the folder for training. On a filesystem without locks nobody is kept away.
@@ -121,7 +124,7 @@ impl RunDir {
     ///
     /// [`RunDirError::InUse`] if another has it.
     pub fn lock(&self) -> Result<RunLock, RunDirError> {
-        let path = self.root.join("lock");
+        let path = self.lock_file();
         let file = File::options().create(true).append(true).open(&path);
         let file = named(file, "write", &path)?;
         match file.try_lock() {
@@ -129,6 +132,10 @@ impl RunDir {
             Err(TryLockError::WouldBlock) => Err(RunDirError::InUse { path: self.root.clone() }),
             Err(TryLockError::Error(_)) => Ok(RunLock { _file: None }),
         }
+    }
+
+    fn lock_file(&self) -> PathBuf {
+        self.root.join("lock")
     }
 
     /// The folder itself.
@@ -258,6 +265,19 @@ mod tests {
         let changed = run.load_config(&["train.steps=70".into()]).expect("valid");
         run.save_config(&changed).expect("saved");
         assert_eq!(run.load_config(&[]).expect("valid").train.steps, 70);
+    }
+
+    #[test]
+    fn the_configuration_of_a_run_is_told_from_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (run, _lock) = RunDir::create(folder.path(), &config()).expect("created");
+        // It has no checkpoint yet.
+        assert_eq!(RunDir::of_config(&run.config()).as_deref(), Some(run.root()));
+        assert_eq!(RunDir::of_config(&run.data()), None);
+        let checkpoint = run.checkpoints().join("step-00000001/config.toml");
+        fs::create_dir_all(checkpoint.parent().expect("a folder")).expect("created");
+        fs::write(&checkpoint, b"").expect("written");
+        assert_eq!(RunDir::of_config(&checkpoint), None);
     }
 
     #[test]

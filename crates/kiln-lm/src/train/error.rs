@@ -60,7 +60,7 @@ pub enum TrainError {
     /// The run was started on other data.
     #[error(
         "the data is not what this run was trained on: {what} was {saved} and is {found}; start a \
-         new run, or restore the text"
+         new run, or restore text, tokenizer and [data]"
     )]
     OtherData {
         /// What differs.
