@@ -12,6 +12,7 @@ mod stderr;
 mod stdout;
 
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Train small language models, and measure and verify the operators they are built from.
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false) // it would panic where stderr is full
         .without_time()
         .init();
