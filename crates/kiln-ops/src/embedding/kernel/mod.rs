@@ -3,6 +3,7 @@
 
 mod order;
 mod pieces;
+mod rows;
 mod sums;
 
 use super::backend::Backward;

@@ -5,8 +5,8 @@
 //! pieces first, and then of the lots. Who comes last decides nothing but who adds: what is added, and in which order, is
 //! fixed. Elsewhere another launch does it.
 
-use super::sums::{PIECE, Plan, Range, Sizes, add_groups, add_rows, finish_row, row_at};
-use super::sums::{write_row, zeros};
+use super::rows::{Range, add_groups, add_rows, finish_row, write_row, zeros};
+use super::sums::{PIECE, Plan, Sizes, row_at};
 use cubecl::prelude::*;
 
 /// Pieces that follow each other.
