@@ -111,6 +111,29 @@ fn agree<const N: usize>(
     }
 }
 
+/// The gradient of the losses of rows, whose targets are the first classes in turn, against that of some rows.
+fn agree_on_losses(
+    x: Tensor<2>,
+    classes: i64,
+    loss: impl Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1>,
+) {
+    let device = &x.device();
+    let [rows, width] = x.dims();
+    let targets = Tensor::<1, Int>::arange(0..rows as i64, device).remainder_scalar(classes);
+    let gradient = |x: Tensor<2>, targets: Tensor<1, Int>| {
+        let rows = x.dims()[0] as f64;
+        let leaf = x.autodiff().require_grad();
+        // Of the sum over rows, not of their mean.
+        leaf.grad(&(loss(leaf.clone(), targets.autodiff()) * rows).backward()).unwrap()
+    };
+    let all = gradient(x.clone(), targets.clone());
+    for first in places(rows, width) {
+        let some = gradient(distinct(&x, first), targets.clone().narrow(0, first, ROWS));
+        let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
+        assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
+    }
+}
+
 /// The gradient of a weight, which is a sum over all rows, against the sum of those of parts of the rows.
 fn adds_up<const D: usize>(
     name: &str,
@@ -305,26 +328,13 @@ fn weights_of_rows_beyond_two_to_the_32() {
 fn losses_of_products_of_rows_beyond_two_to_the_32() {
     on_each(|device| {
         let (width, classes) = (4096, if has_room(device) { 512 } else { 64 });
-        let rows = rows(device, width);
-        let x = random(rows, width, device);
+        let x = random(rows(device, width), width, device);
         let distribution = Distribution::Normal(0.0, 1.0 / 64.0);
         let weight = Tensor::<2>::random([width, classes], distribution, (device, dtype(device)));
-        let targets = Tensor::<1, Int>::arange(0..rows as i64, device).remainder_scalar(60);
-        let gradient = |x: Tensor<2>, targets: Tensor<1, Int>| {
-            let rows = x.dims()[0] as f64;
-            let leaf = x.autodiff().require_grad();
-            let (weight, targets) = (weight.clone().autodiff(), targets.autodiff());
+        agree_on_losses(x, 60, |x, targets| {
             let options = CrossEntropyOptions::default();
-            let loss = linear_cross_entropy(leaf.clone(), weight, targets, options).unwrap();
-            // Of the sum over rows, not of their mean.
-            leaf.grad(&(loss * rows).backward()).unwrap()
-        };
-        let all = gradient(x.clone(), targets.clone());
-        for first in places(rows, width) {
-            let some = gradient(distinct(&x, first), targets.clone().narrow(0, first, ROWS));
-            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
-            assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
-        }
+            linear_cross_entropy(x, weight.clone().autodiff(), targets, options).unwrap()
+        });
     });
 }
 
@@ -380,23 +390,10 @@ fn matrices_beyond_two_to_the_32() {
 fn losses_of_rows_beyond_two_to_the_32() {
     on_each(|device| {
         let width = 50_304;
-        let rows = rows(device, width);
-        let logits = random(rows, width, device);
-        let targets = Tensor::<1, Int>::arange(0..rows as i64, device).remainder_scalar(50_000);
-        let gradient = |logits: Tensor<2>, targets: Tensor<1, Int>| {
-            let rows = logits.dims()[0] as f64;
-            let leaf = logits.autodiff().require_grad();
-            let options = CrossEntropyOptions::default();
-            let loss = cross_entropy(leaf.clone(), targets.autodiff(), options).unwrap();
-            // Of the sum over rows, not of their mean.
-            leaf.grad(&(loss * rows).backward()).unwrap()
-        };
-        let all = gradient(logits.clone(), targets.clone());
-        for first in places(rows, width) {
-            let some = gradient(cut(&logits, first), targets.clone().narrow(0, first, ROWS));
-            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
-            assert_near(&values(&cut(&all, first)), &values(&some), dtype(device), 2, &what);
-        }
+        let logits = random(rows(device, width), width, device);
+        agree_on_losses(logits, 50_000, |logits, targets| {
+            cross_entropy(logits, targets, CrossEntropyOptions::default()).unwrap()
+        });
     });
 }
 
