@@ -51,7 +51,11 @@ pub(super) fn exchange(
         collect(of, mix, shared, owned, number, place, sizes, once);
         sync_plane();
         // To all that send to it.
-        if lane < comptime!(once.cubes as u32) {
+        if comptime!(once.cubes == 1) {
+            if lane == 0 {
+                barrier_arrive(slot.empty + 0);
+            }
+        } else if lane < comptime!(once.cubes as u32) {
             barrier_arrive_there(cluster_address(slot.empty + 0, lane));
         }
     } else {
@@ -135,7 +139,7 @@ fn send(shared: &Shared<[f32]>, side: u32, number: u32, place: &Place, #[comptim
     if slot.time > 0 {
         barrier_wait(slot.empty + 0, (slot.time - 1) & 1);
     }
-    if UNIT_POS % 32 == 0 {
+    if comptime!(cubes > 1) && UNIT_POS % 32 == 0 {
         // Tokens of sixteen that this cube adds up.
         let own = (comptime!(TOKENS as u32 - 1) - place.rank) / cubes + 1;
         barrier_expect_some(slot.full + 0, (firsts + own * fours) * comptime!(16 * cubes));
@@ -148,17 +152,32 @@ fn send(shared: &Shared<[f32]>, side: u32, number: u32, place: &Place, #[comptim
             if four < firsts {
                 #[unroll]
                 for to in 0..cubes {
-                    let there = cluster_address(mine + four * 16, to.runtime());
-                    send_quad(there, quad, cluster_address(slot.full + 0, to.runtime()));
+                    hand(mine + four * 16, quad, slot.full + 0, to.runtime(), once);
                 }
             } else {
                 let (token, piece) = ((four - firsts) / fours, (four - firsts) % fours);
                 let to = token % cubes;
                 let behind = firsts + token / cubes * fours + piece;
-                let there = cluster_address(mine + behind * 16, to);
-                send_quad(there, quad, cluster_address(slot.full + 0, to));
+                hand(mine + behind * 16, quad, slot.full + 0, to, once);
             }
         }
+    }
+    if comptime!(cubes == 1) {
+        sync_plane();
+        if UNIT_POS % 32 == 0 {
+            barrier_arrive(slot.full + 0);
+        }
+    }
+}
+
+/// Stores a four in the memory of cube `to` of the cluster, whose barrier `full` counts its bytes; a cube that is alone has
+/// nobody to send to.
+#[cube]
+fn hand(at: u32, quad: Vector<f32, Const<4>>, full: u32, to: u32, #[comptime] once: Once) {
+    if comptime!(once.cubes == 1) {
+        store_16_shared(at, Vector::reinterpret(quad));
+    } else {
+        send_quad(cluster_address(at, to), quad, cluster_address(full, to));
     }
 }
 
