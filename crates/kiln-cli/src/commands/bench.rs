@@ -2,7 +2,7 @@
 
 use super::verify::parts::{Found, Parts};
 use super::verify::worker::Event;
-use super::{expect_writable, is_same, is_stream, positive, whole, write};
+use super::{expect_drawable, expect_writable, is_same, is_stream, positive, whole, write};
 use crate::progress::{self, quoted};
 use crate::stderr::say;
 use crate::stdout::print;
@@ -153,12 +153,6 @@ fn check(args: &Args) -> anyhow::Result<()> {
             bail!("{flag} is for {other}, which is not given");
         }
     }
-    if let Some(svg) = &args.svg
-        && let Some(path) = args.compare.iter().find(|path| is_same(path, svg))
-    {
-        let (svg, path) = (svg.display(), path.display());
-        bail!("--svg {svg} is the file of --compare {path}, expected another");
-    }
     if let (Some(json), Some(policy)) = (&args.json, &args.policy)
         && is_same(json, policy)
         && !is_stream(json)
@@ -170,6 +164,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
 }
 
 fn compare(args: &Args) -> anyhow::Result<ExitCode> {
+    expect_drawable(args.svg.as_deref())?;
     let runs: anyhow::Result<Vec<Run>> = args.compare.iter().map(|path| read(path)).collect();
     let runs = runs?;
     match &args.svg {
@@ -264,6 +259,19 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     });
     let (rounds, family, data) = (args.rounds as usize, args.tiles, args.data);
     let plan = Plan { scale, dtype, rounds, family, only, pass, data };
+    let ops: Vec<_> = ops.into_iter().filter(|op| !plan.cases(*op).is_empty()).collect();
+    if plan.pass == Some(Pass::Backward) && ops.iter().all(|op| op.gradients_in_forward()) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        bail!("{names}: gradients are made in the forward, expected --pass forward or both");
+    }
+    let has = |op: &dyn Operator, pass| {
+        let of = |case: &_| bench::passes(op, case, dtype).iter().any(|(of, _)| *of == pass);
+        plan.cases(op).iter().any(of)
+    };
+    if plan.pass.is_some_and(|pass| !ops.iter().any(|op| has(*op, pass))) {
+        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        bail!("{names}: of these shapes the forward alone is timed, expected --pass forward");
+    }
     let mut run = Run::new(&opened.device, command());
     let watch = Watch::begin(&opened.device);
     run.ceilings = Ceilings::measure(&opened.device, dtype).map_err(|e| anyhow!(e))?;
@@ -278,19 +286,6 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
         }
         (Progress::Timed(_), None) => {}
     };
-    let ops: Vec<_> = ops.into_iter().filter(|op| !plan.cases(*op).is_empty()).collect();
-    if plan.pass == Some(Pass::Backward) && ops.iter().all(|op| op.gradients_in_forward()) {
-        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
-        bail!("{names}: gradients are made in the forward, expected --pass forward or both");
-    }
-    let has = |op: &dyn Operator, pass| {
-        let of = |case: &_| bench::passes(op, case, dtype).iter().any(|(of, _)| *of == pass);
-        plan.cases(op).iter().any(of)
-    };
-    if plan.pass.is_some_and(|pass| !ops.iter().any(|op| has(*op, pass))) {
-        let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
-        bail!("{names}: of these shapes the forward alone is timed, expected --pass forward");
-    }
     let verified = verified(&ops, &plan, &opened, args.jobs)?;
     for (op, verified) in ops.into_iter().zip(&verified) {
         match bench::bench(op, verified, &plan, &opened.device, &mut run, &mut progress) {
@@ -329,7 +324,7 @@ fn verified(
     opened: &Opened,
     jobs: Option<NonZeroUsize>,
 ) -> anyhow::Result<Vec<Report>> {
-    let parts = Parts::new(ops, opened, plan.gate());
+    let parts = Parts::new(ops, opened, None, plan.gate());
     let is_of = |row: &Row, op: &dyn Operator| {
         let wanted = (op.spec().name, plan.dtype_of(op), plan.family);
         (row.op.spec().name, row.dtype, row.family) == wanted

@@ -8,9 +8,10 @@ pub mod op;
 pub mod train;
 pub mod verify;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use kiln_bench::files;
 use std::fs::{self, OpenOptions};
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::str::FromStr;
@@ -50,6 +51,19 @@ pub fn expect_writable(path: Option<&Path>) -> anyhow::Result<()> {
     // Nothing is left of it if the work fails.
     if new {
         let _ = fs::remove_file(path);
+    }
+    Ok(())
+}
+
+/// The same of `--svg`, which also refuses to draw over what is no SVG, such as what is drawn.
+pub fn expect_drawable(path: Option<&Path>) -> anyhow::Result<()> {
+    expect_writable(path)?;
+    let Some(path) = path.filter(|path| path.exists() && !is_stream(path)) else { return Ok(()) };
+    let mut head = vec![];
+    let read = fs::File::open(path).and_then(|file| file.take(1024).read_to_end(&mut head));
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    if !head.is_empty() && !head.windows(4).any(|part| part == b"<svg") {
+        bail!("--svg {} is there and no SVG, expected another file", path.display());
     }
     Ok(())
 }
@@ -99,6 +113,6 @@ pub fn dtype(name: &str) -> anyhow::Result<burn::tensor::DType> {
         "f32" => Ok(DType::F32),
         "bf16" => Ok(DType::BF16),
         "f16" => Ok(DType::F16),
-        other => anyhow::bail!("unknown element type `{other}`, expected f32, bf16 or f16"),
+        other => bail!("unknown element type `{other}`, expected f32, bf16 or f16"),
     }
 }

@@ -8,13 +8,14 @@ pub mod worker;
 use super::{positive, whole};
 use crate::stderr::say;
 use crate::stdout::print;
+use anyhow::bail;
 use board::Board;
 use kiln_bench::gate::{Options, Report, Why};
 use kiln_ops::device;
 use parts::Parts;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Arguments of `kiln verify`.
@@ -25,7 +26,10 @@ pub struct Args {
     /// auto, cuda, cuda:INDEX, wgpu, vulkan, cpu or ndarray.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Write the reports to this file too.
+    /// Only this element type: f32, bf16 or f16; all that the device has if none is given.
+    #[arg(long)]
+    dtype: Option<String>,
+    /// Write the reports to this file too, row by row.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Seed of the data.
@@ -59,16 +63,31 @@ pub struct Args {
 /// Verifies; the exit status is 1 if anything is red.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let ops = super::operators(&args.ops)?;
+    let dtype = args.dtype.as_deref().map(super::dtype).transpose()?;
     let opened = device::open(&args.device)?;
+    if let Some(dtype) = dtype.filter(|dtype| !opened.device.supports_dtype(*dtype)) {
+        bail!("{} does not have {dtype:?}", opened.name);
+    }
     super::expect_writable(args.json.as_deref())?;
     if !args.worker {
         say(format_args!("device: {}", opened.why));
     }
     let options = Options { seed: args.seed, fuzz: args.fuzz, family: None };
     let parts = match args.stress {
-        Some(calls) => Parts::stressed(&ops, &opened, calls.into()),
-        None => Parts::new(&ops, &opened, options),
+        Some(calls) => Parts::stressed(&ops, &opened, dtype, calls.into()),
+        None => Parts::new(&ops, &opened, dtype, options),
     };
+    if let Some(dtype) = dtype {
+        let has = |name: &str| parts.rows().iter().any(|row| row.op.spec().name == name);
+        let names = ops.iter().map(|op| op.spec().name);
+        let without: Vec<&str> = names.filter(|name| !has(name)).collect();
+        if parts.rows().is_empty() {
+            bail!("{}: not verified in {}", without.join(", "), dtype.name());
+        }
+        if !without.is_empty() && !args.worker {
+            say(format_args!("{}: not verified in {}", without.join(", "), dtype.name()));
+        }
+    }
     if args.worker {
         parts.serve()?;
         return Ok(ExitCode::SUCCESS);
@@ -77,7 +96,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let own = || if args.stress.is_some() { 1 } else { parts.jobs() };
     let jobs = args.jobs.map_or_else(own, usize::from);
     let mut board = Board::new(&parts);
-    parts.each(&parts.of(|_| true), jobs, |event| board.show(event))?;
+    let json = args.json.as_ref().filter(|path| !super::is_stream(path));
+    parts.each(&parts.of(|_| true), jobs, |event| {
+        let done = board.show(event);
+        if let (true, Some(path)) = (done, json) {
+            // An error would be that of the whole below.
+            let _ = write_reports(path, &board.done());
+        }
+    })?;
     let reports = board.finish();
     for report in &reports {
         for (check, case, what) in &report.failures {
@@ -121,10 +147,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     });
     print(format_args!("{} green, {red} red, on {}{what}", reports.len() - red, opened.name));
     if let Some(path) = args.json {
-        let text = serde_json::to_string_pretty(&reports)?;
-        super::write(&path, &text)?;
+        write_reports(&path, &reports)?;
     }
     Ok(if red == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn write_reports(path: &Path, reports: &[Report]) -> anyhow::Result<()> {
+    super::write(path, &serde_json::to_string_pretty(reports)?)
 }
 
 /// A number of random cases for clap: all of a row are drawn before the first one runs.

@@ -107,6 +107,7 @@ fn what_is_no_run_is_named() {
     let place = place();
     let place = place.path();
     run(place, "a", 1.5);
+    run(place, "other", 1.5);
     text(place, "a", 10);
     fs::create_dir(place.join("empty")).unwrap();
     for (runs, expected) in [
@@ -116,9 +117,13 @@ fn what_is_no_run_is_named() {
         (&["=a"], "expected a folder, or NAME=FOLDER"),
         (&["x="], "expected a folder, or NAME=FOLDER"),
         (&["runs/x=y"], "runs/x=y"),
-        (&["a", "--svg", "a/metrics.jsonl"], "a/metrics.jsonl of a run, expected another"),
-        (&["x=a", "--svg", "a/config.toml"], "a/config.toml of a run, expected another"),
-        (&["a", "--svg", "a/data.json"], "a/data.json of a run, expected another"),
+        (
+            &["a", "--svg", "a/metrics.jsonl"],
+            "--svg a/metrics.jsonl is there and no SVG, expected another file",
+        ),
+        (&["x=a", "--svg", "a/config.toml"], "--svg a/config.toml is there and no SVG"),
+        (&["a", "--svg", "a/data.json"], "--svg a/data.json is there and no SVG"),
+        (&["a", "--svg", "other/metrics.jsonl"], "--svg other/metrics.jsonl is there and no SVG"),
         (&["a/config.toml"], "a/config.toml holds no run: expected a folder"),
         (&["a", "--svg", "."], "expected a file"),
         (&["a", "--title", "T"], "--svg"),

@@ -390,6 +390,45 @@ fn verify_finds_the_same_in_one_process_and_in_several() {
 }
 
 #[test]
+fn verify_takes_one_element_type() {
+    let place = place();
+    let place = place.path();
+    for jobs in ["1", "2"] {
+        let args = ["verify", "bk", "rms_norm", "--device", "cpu", "--fuzz", "1", "--jobs", jobs];
+        let (status, out, err) = kiln(place, &[&args[..], &["--dtype", "f32"]].concat());
+        assert_eq!((status, err.lines().count()), (0, 1), "{err}");
+        let types = |line: &str| line.split_whitespace().nth(1).map(String::from);
+        let rows: Vec<_> = out.lines().filter(|line| line.contains("green  ")).collect();
+        assert!(rows.iter().all(|row| types(row).as_deref() == Some("f32")), "{out}");
+        assert_eq!(rows.len(), 2, "{out}");
+    }
+    let line = error(place, &["verify", "bk", "--device", "cpu", "--dtype", "f64"]);
+    assert_eq!(line, "error: unknown element type `f64`, expected f32, bf16 or f16");
+    let line = error(place, &["verify", "bk", "--device", "cpu", "--dtype", "bf16"]);
+    assert!(line.contains("bf16") || line.contains("BF16"), "{line}");
+}
+
+#[test]
+fn reports_of_a_verification_that_is_stopped_are_there() {
+    let place = place();
+    // All operators, of which most are left.
+    let args = ["verify", "--device", "cpu", "--jobs", "1", "--dtype", "f32", "--json", "r.json"];
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
+    let command = command.current_dir(place.path()).args(args);
+    let mut verifying = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(300);
+    let read = || fs::read_to_string(place.path().join("r.json")).unwrap_or_default();
+    while read().is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(verifying.try_wait().unwrap().is_none(), "ended before it was stopped");
+    verifying.kill().unwrap();
+    verifying.wait().unwrap();
+    let reports: serde_json::Value = serde_json::from_str(&read()).unwrap();
+    assert_eq!(reports[0]["checks"][0]["outcome"], "passed", "{reports}");
+}
+
+#[test]
 fn a_worker_ends_when_nobody_waits_for_it() {
     // More parts than it gets done.
     let args = ["verify", "--worker", "rms_norm", "--device", "cpu", "--fuzz", "20000"];

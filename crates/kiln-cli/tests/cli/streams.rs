@@ -92,7 +92,7 @@ fn one_file_is_not_given_twice() {
     fs::copy(bench::pages().join("kiln.json"), place.join("kiln.json")).unwrap();
     let before = fs::read(place.join("kiln.json")).unwrap();
     let line = error(place, &["bench", "--compare", "kiln.json", "--svg", "./kiln.json"]);
-    let expected = "error: --svg ./kiln.json is the file of --compare kiln.json, expected another";
+    let expected = "error: --svg ./kiln.json is there and no SVG, expected another file";
     assert_eq!(line, expected);
     assert_eq!(fs::read(place.join("kiln.json")).unwrap(), before);
     let args = ["bench", "rms_norm", "--device", "cpu", "--json", "new", "--policy", "./new"];

@@ -41,11 +41,12 @@ impl<'a> Board<'a> {
         Self { parts, table, bar, running: vec![], rows }
     }
 
-    /// Shows what happened.
-    pub fn show(&mut self, event: Event) {
+    /// Shows what happened; whether a row is done with it.
+    pub fn show(&mut self, event: Event) -> bool {
+        let mut done = false;
         match event {
             Event::Started(part) => self.running.push((part, Instant::now())),
-            Event::Finished(part, report) => self.finished(part, *report),
+            Event::Finished(part, report) => done = self.finished(part, *report),
             Event::Said(line) => {
                 self.bar.suspend(|| say(line));
             }
@@ -55,21 +56,30 @@ impl<'a> Board<'a> {
         running.dedup();
         let running = running.into_iter().map(|row| self.parts.rows()[row].to_string());
         self.bar.set_message(running.collect::<Vec<_>>().join(", "));
+        done
     }
 
-    fn finished(&mut self, part: usize, report: Result<Report, String>) {
+    fn finished(&mut self, part: usize, report: Result<Report, String>) -> bool {
         let place = self.running.iter().position(|(running, _)| *running == part);
         let time = place.map_or(Duration::ZERO, |place| self.running.remove(place).1.elapsed());
         let report = report.unwrap_or_else(|why| self.parts.unfinished(part, why));
         let row = &mut self.rows[self.parts.row(part)];
         row.time += time;
         row.found.add(part, report);
-        if row.found.count() == row.parts {
+        let done = row.found.count() == row.parts;
+        if done {
             let whole = row.found.clone().whole().expect("it has parts");
             let line = self.table.row(&whole, row.time);
             self.bar.suspend(|| print(line));
             self.bar.inc(1);
         }
+        done
+    }
+
+    /// The reports of the rows that are done, in their order.
+    pub fn done(&self) -> Vec<Report> {
+        let done = self.rows.iter().filter(|row| row.found.count() == row.parts);
+        done.filter_map(|row| row.found.clone().whole()).collect()
     }
 
     /// Removes the bar; the reports in the order of the rows.

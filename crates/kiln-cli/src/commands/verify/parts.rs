@@ -2,6 +2,7 @@
 
 use super::worker::{self, Event};
 use anyhow::Context;
+use burn::tensor::DType;
 use kiln_bench::gate::{self, Options, Report, Row};
 use kiln_bench::registry::Operator;
 use kiln_ops::device::{self, Opened};
@@ -13,6 +14,8 @@ use std::process::Command;
 pub struct Parts<'a> {
     opened: &'a Opened,
     ops: Vec<&'static str>,
+    /// The only element type, if there is one.
+    dtype: Option<DType>,
     rows: Vec<Row>,
     parts: Vec<Part>,
     does: Does,
@@ -34,33 +37,41 @@ struct Part {
 }
 
 impl<'a> Parts<'a> {
-    /// In the order in which they are to be taken.
+    /// In the order in which they are to be taken; of one element type, or of all.
     pub fn new(
         ops: &[&'static dyn Operator],
         opened: &'a Opened,
+        dtype: Option<DType>,
         Options { seed, fuzz, .. }: Options,
     ) -> Self {
-        Self::of_rows(ops, opened, Does::Verify { seed, fuzz }, |row| {
+        Self::of_rows(ops, opened, dtype, Does::Verify { seed, fuzz }, |row| {
             row.parts(fuzz, &opened.device)
         })
     }
 
     /// For [stress](gate::stress), by so many calls: a row is one part.
-    pub fn stressed(ops: &[&'static dyn Operator], opened: &'a Opened, calls: usize) -> Self {
-        Self::of_rows(ops, opened, Does::Stress { calls }, |_| 1)
+    pub fn stressed(
+        ops: &[&'static dyn Operator],
+        opened: &'a Opened,
+        dtype: Option<DType>,
+        calls: usize,
+    ) -> Self {
+        Self::of_rows(ops, opened, dtype, Does::Stress { calls }, |_| 1)
     }
 
     fn of_rows(
         ops: &[&'static dyn Operator],
         opened: &'a Opened,
+        dtype: Option<DType>,
         does: Does,
         count: impl Fn(&Row) -> usize,
     ) -> Self {
-        let rows = gate::rows(ops, &opened.device);
+        let mut rows = gate::rows(ops, &opened.device);
+        rows.retain(|row| dtype.is_none_or(|dtype| row.dtype == dtype));
         let all = |row: usize| (0..count(&rows[row])).map(move |part| Part { row, part });
         let parts = order(&rows).into_iter().flat_map(all).collect();
         let ops = ops.iter().map(|op| op.spec().name).collect();
-        Self { opened, ops, rows, parts, does }
+        Self { opened, ops, dtype, rows, parts, does }
     }
 
     /// The rows, in the order of the operators.
@@ -124,6 +135,9 @@ impl<'a> Parts<'a> {
                 }
                 Does::Stress { calls } => command.arg(format!("--stress={calls}")),
             };
+            if let Some(dtype) = self.dtype {
+                command.args(["--dtype", dtype.name()]);
+            }
             command.args(&self.ops);
             command
         };
