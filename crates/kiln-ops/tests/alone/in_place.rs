@@ -169,7 +169,6 @@ fn gradients_of_a_tied_table() {
     }
 }
 
-/// What the gate has no row for: every element of a gradient that rows are added to where it stands, and nothing beside it.
 /// What a call finds where memory that it changes stands between guards is what it finds without, and nothing is beside
 /// it. How often there was some.
 #[track_caller]
@@ -218,6 +217,7 @@ fn what_is_changed_in_parts_is_between_guards() {
     }
 }
 
+/// What the gate has no row for: every element of a gradient that rows are added to where it stands, and nothing beside it.
 #[test]
 fn rows_are_added_between_guards() {
     let _alone = crate::alone();
