@@ -11,7 +11,6 @@ pub mod verify;
 use anyhow::{Context, anyhow, bail};
 use kiln_bench::files;
 use std::fs::{self, OpenOptions};
-use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::str::FromStr;
@@ -44,6 +43,9 @@ pub fn expect_writable(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     if !is_stream(path) {
         files::check(path).map_err(|e| anyhow!(e))?;
+    } else if is_fifo(path) {
+        // Who reads it would take its end for that of what is written.
+        return Ok(());
     }
     let new = !path.exists();
     let opened = OpenOptions::new().append(true).create(true).open(path);
@@ -59,13 +61,22 @@ pub fn expect_writable(path: Option<&Path>) -> anyhow::Result<()> {
 pub fn expect_drawable(path: Option<&Path>) -> anyhow::Result<()> {
     expect_writable(path)?;
     let Some(path) = path.filter(|path| path.exists() && !is_stream(path)) else { return Ok(()) };
-    let mut head = vec![];
-    let read = fs::File::open(path).and_then(|file| file.take(1024).read_to_end(&mut head));
-    read.with_context(|| format!("cannot read {}", path.display()))?;
-    if !head.is_empty() && !head.windows(4).any(|part| part == b"<svg") {
+    let found = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if !found.is_empty() && !is_svg(&found) {
         bail!("--svg {} is there and no SVG, expected another file", path.display());
     }
     Ok(())
+}
+
+/// Whether the first element of a document is `svg`.
+fn is_svg(document: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(document) else { return false };
+    let mut rest = text.trim_start_matches('\u{feff}').trim_start();
+    let before = [("<?", "?>"), ("<!--", "-->"), ("<!", ">")];
+    while let Some((_, end)) = before.iter().find(|(begin, _)| rest.starts_with(begin)) {
+        rest = rest.split_once(end).map_or("", |(_, behind)| behind.trim_start());
+    }
+    rest.strip_prefix("<svg").is_some_and(|rest| rest.starts_with([' ', '\n', '\r', '\t', '>']))
 }
 
 /// Writes a file, whole or not at all; into a stream as it comes.
@@ -100,6 +111,17 @@ fn is_standard(_: &fs::Metadata) -> bool {
     false
 }
 
+#[cfg(unix)]
+fn is_fifo(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+}
+
+#[cfg(not(unix))]
+fn is_fifo(_: &Path) -> bool {
+    false
+}
+
 /// Whether both are one file, also by another path or through a link.
 pub fn is_same(a: &Path, b: &Path) -> bool {
     let resolved = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
@@ -114,5 +136,26 @@ pub fn dtype(name: &str) -> anyhow::Result<burn::tensor::DType> {
         "bf16" => Ok(DType::BF16),
         "f16" => Ok(DType::F16),
         other => bail!("unknown element type `{other}`, expected f32, bf16 or f16"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_svg;
+
+    #[test]
+    fn an_svg_begins_with_its_element() {
+        let comment = format!(
+            "<?xml version=\"1.0\"?>\n<!-- {} -->\n<!DOCTYPE svg>\n<svg>",
+            "x".repeat(3000)
+        );
+        for text in ["<svg xmlns=\"x\"/>", "\u{feff} <svg>", &comment] {
+            assert!(is_svg(text.as_bytes()), "{text}");
+        }
+        for text in ["prompt = \"<svg\"", "<p>an <svg> in a page</p>", "<svgs>", "<!-- <svg>", "\n"]
+        {
+            assert!(!is_svg(text.as_bytes()), "{text}");
+        }
+        assert!(!is_svg(b"<svg>\xff"));
     }
 }

@@ -10,7 +10,7 @@ use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::bail;
 use board::Board;
-use kiln_bench::gate::{Options, Report, Why};
+use kiln_bench::gate::{self, Options, Report, Why};
 use kiln_ops::device;
 use parts::Parts;
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let dtype = args.dtype.as_deref().map(super::dtype).transpose()?;
     let opened = device::open(&args.device)?;
     if let Some(dtype) = dtype.filter(|dtype| !opened.device.supports_dtype(*dtype)) {
-        bail!("{} does not have {dtype:?}", opened.name);
+        bail!("{} does not have {}", opened.name, dtype.name());
     }
     super::expect_writable(args.json.as_deref())?;
     if !args.worker {
@@ -82,7 +82,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let names = ops.iter().map(|op| op.spec().name);
         let without: Vec<&str> = names.filter(|name| !has(name)).collect();
         if parts.rows().is_empty() {
-            bail!("{}: not verified in {}", without.join(", "), dtype.name());
+            let rows = gate::rows(&ops, &opened.device);
+            let types: BTreeSet<&str> = rows.iter().map(|row| row.dtype.name()).collect();
+            let (names, types) = (without.join(", "), Vec::from_iter(types).join(", "));
+            bail!("{names}: not verified in {}, expected {types}", dtype.name());
         }
         if !without.is_empty() && !args.worker {
             say(format_args!("{}: not verified in {}", without.join(", "), dtype.name()));

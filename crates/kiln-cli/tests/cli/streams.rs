@@ -116,3 +116,18 @@ fn nothing_is_said_where_nobody_reads_on() {
         assert!(err.lines().all(|line| line.starts_with("device: ")), "{args:?}: {err}");
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn who_reads_a_fifo_has_the_whole_report() {
+    let place = place();
+    let place = place.path();
+    let fifo = place.join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reader = std::thread::spawn(move || fs::read_to_string(fifo).unwrap());
+    let verify = ["verify", "rms_norm", "--device", "cpu", "--fuzz", "0", "--jobs", "1"];
+    let (status, _, err) = kiln(place, &[&verify[..], &["--json", "fifo"]].concat());
+    assert_eq!(status, 0, "{err}");
+    let reports: serde_json::Value = serde_json::from_str(&reader.join().unwrap()).unwrap();
+    assert_eq!(reports[0]["op"], "rms_norm");
+}
