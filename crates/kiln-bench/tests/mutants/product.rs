@@ -52,6 +52,8 @@ pub(crate) enum Mutant {
     PastTheEnd,
     /// A term more than there are is read, and multiplied by 0.
     PastTheRow,
+    /// The same behind the last row of x.
+    PastTheInput,
     /// What is no number, or infinite, is written as 0.
     Swallowed,
     /// The result has another shape.
@@ -82,6 +84,8 @@ pub(crate) enum Mutant {
     AnotherEveryTime,
     /// What is between rows of x that are cut out of wider ones is overwritten.
     BesideInput,
+    /// What is behind the last row of x is overwritten.
+    BehindInput,
     /// The result has another element type.
     OtherType,
     /// Not the kernel: the oracle's gradient of the weight is 2 % too large.
@@ -90,7 +94,7 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 29] = [
+    pub(crate) const BROKEN: [(Self, Check); 31] = [
         (Self::TailDropped, Check::Forward),
         (Self::LastChunk, Check::Forward),
         (Self::OnePercent, Check::Forward),
@@ -106,6 +110,7 @@ impl Mutant {
         (Self::Zeros, Check::Order),
         (Self::PastTheEnd, Check::Guards),
         (Self::PastTheRow, Check::Forward),
+        (Self::PastTheInput, Check::Forward),
         (Self::Swallowed, Check::Forward),
         (Self::Turned, Check::Forward),
         (Self::Flat, Check::Forward),
@@ -118,6 +123,7 @@ impl Mutant {
         (Self::Shifted, Check::Bias),
         (Self::AnotherEveryTime, Check::Repeat),
         (Self::BesideInput, Check::Inputs),
+        (Self::BehindInput, Check::Inputs),
         (Self::OtherType, Check::Forward),
         (Self::OracleTwoPercent, Check::FiniteDifferences),
     ];
@@ -143,10 +149,11 @@ impl Mutant {
         self == Self::NeverInPlace || self.in_place() && self != Self::InPlaceUnsaid
     }
 
-    /// Whether it needs CUDA: WebGPU writes nothing in the place of what it reads, nor outside a binding, and has no
-    /// rule for NaN.
+    /// Whether it needs CUDA: WebGPU writes nothing in the place of what it reads, reads and writes nothing outside a binding,
+    /// and has no rule for NaN.
     pub(crate) fn on_cuda(self) -> bool {
-        let others = [Self::PastTheEnd, Self::Swallowed, Self::NeverInPlace];
+        use Mutant::{BehindInput, NeverInPlace, PastTheEnd, PastTheInput, Swallowed};
+        let others = [PastTheEnd, PastTheInput, Swallowed, NeverInPlace, BehindInput];
         others.contains(&self) || self.in_place()
     }
 
@@ -158,7 +165,7 @@ impl Mutant {
 }
 
 /// y = A·B for A of `sizes` M×K and B of K×N, of their terms from `begin` to `end`, times `factor`, and the first `written`
-/// elements of it alone. `more`: as many terms more, times
+/// elements of it alone. `more`: as many terms more, from `behind` on, times
 /// `nothing`, which no compiler knows to be 0. `shift`: of the sum of all terms without their signs, so much is added.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)] // what mutants change
@@ -173,6 +180,7 @@ fn product_kernel<E: Float>(
     b_column: usize,
     begin: usize,
     end: usize,
+    behind: usize,
     more: usize,
     nothing: f32,
     written: usize,
@@ -192,7 +200,7 @@ fn product_kernel<E: Float>(
             sum += term;
             size += term.abs();
         }
-        for k in end..end + more {
+        for k in behind..behind + more {
             sum += f32::cast_from(a[row * a_row + k * a_term]) * nothing;
         }
         sum *= factor;
@@ -377,10 +385,17 @@ impl MutantOps for CubeBackend {
         };
         // Below what k roundings come to at most.
         let shift = if mutant == Mutant::Shifted { 0.15 * k as f32 * f32::EPSILON } else { 0.0 };
+        // Behind a row, where it is cut out of a wider one, or behind the last row.
+        let (behind, more) = match mutant {
+            Mutant::PastTheRow => (k, a_row > k),
+            Mutant::PastTheInput => (a_row, true),
+            _ => (k, false),
+        };
         let client = a.client.clone();
         let elem = dtype_to_elem_type(dtype);
         // SAFETY: what is read and written of a row more than there are lies in the guard bands of an audit, and without one
-        // in what the allocator rounds so few bytes up to; a term more is read where rows are cut out of wider ones.
+        // in what the allocator rounds so few bytes up to; a term more is read where rows are cut out of wider ones, or the gate has
+        // put a rim around them.
         unsafe {
             product_kernel::launch_unchecked(
                 &client,
@@ -396,7 +411,8 @@ impl MutantOps for CubeBackend {
                 b_column,
                 begin,
                 end,
-                usize::from(mutant == Mutant::PastTheRow && a_row > k),
+                behind,
+                usize::from(more),
                 0.0,
                 written,
                 factor,
@@ -409,6 +425,8 @@ impl MutantOps for CubeBackend {
             overwrite(a, 0);
         } else if mutant == Mutant::BesideInput && a_row > k {
             overwrite(a, k);
+        } else if mutant == Mutant::BehindInput {
+            overwrite(a, m * a_row);
         }
         match mutant {
             Mutant::LeftInPlace => negated(y, 1, 0),
