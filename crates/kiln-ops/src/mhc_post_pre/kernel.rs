@@ -75,7 +75,12 @@ pub(super) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
     let wanted = [of_post.contains(&true), dphi, dalpha, dbias];
     let of = mhc_pre::kernel::Forward { op: post.op, x, phi, alpha, bias, options, family };
     let of = mhc_pre::kernel::Backward { of, dh_in, dh_post, dh_res, mix, norm, also: dy, wanted };
-    let [dy, dphi, dalpha, dbias] = mhc_pre::kernel::backward(of);
+    let before = of_post.iter().all(|wanted| *wanted).then_some(&post);
+    let ([dy, dphi, dalpha, dbias], back) = mhc_pre::kernel::backward_through(of, before);
+    if let Some(back) = back {
+        let [dx, df, dpost, dres] = back.map(Some);
+        return [dx, df, dpost, dres, dphi, dalpha, dbias];
+    }
     let [dx, df, dpost, dres] = dy.map_or([const { None }; 4], |dy| {
         let mhc_post::kernel::Forward { op, x, f, h_post, h_res } = post;
         let wanted = of_post;

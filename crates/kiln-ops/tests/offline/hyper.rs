@@ -32,11 +32,14 @@ pub fn after_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec<
     }
 }
 
-/// `[B, S, n, D]` and repeats: four streams with Sinkhorn, and eight, ragged, without.
-const HYPER: [([usize; 4], usize); 5] = [
+/// `[B, S, n, D]` and repeats: four streams with Sinkhorn, other numbers of them, and eight, ragged, without.
+const HYPER: [([usize; 4], usize); 8] = [
     ([1, 4096, 4, 768], 20),
     ([1, 4096, 4, 2560], 20),
     ([1, 4096, 4, 7168], 20),
+    ([1, 4096, 1, 768], 20),
+    ([1, 4096, 2, 768], 20),
+    ([1, 4096, 3, 768], 20),
     ([1, 4096, 5, 768], 20),
     ([1, 512, 8, 257], 0),
 ];

@@ -9,7 +9,7 @@ use kiln_ops::mhc_pre::MhcPreOptions;
 use kiln_ops::prelude::*;
 
 /// `[B, S, n, D]` and repeats of Sinkhorn: one element, primes, a ragged last sixteen of tokens, two cubes for a token,
-/// columns beyond the last, more streams than Hopper's kernel takes.
+/// columns beyond the last, more streams than Hopper's kernel takes, one stream and the most, more tokens than all rings of such a GPU hold.
 const CASES: &[([usize; 4], usize)] = &[
     ([1, 1, 1, 1], 1),
     ([1, 5, 2, 7], 0),
@@ -20,6 +20,9 @@ const CASES: &[([usize; 4], usize)] = &[
     ([1, 24, 3, 200], 3),
     ([1, 4, 5, 72], 1),
     ([1, 2, 8, 768], 1),
+    ([1, 40, 1, 72], 2),
+    ([1, 40, 5, 72], 2),
+    ([1, 18000, 2, 8], 1),
 ];
 
 /// Of x, f, h_post, h_res, φ, α, bias and γ.

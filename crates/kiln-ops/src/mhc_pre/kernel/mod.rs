@@ -112,6 +112,12 @@ impl Dims {
         let [b, s, streams, width] = x.meta.shape()[..] else { unreachable!("rank 4") };
         Self { tokens: b * s, streams, width, rows: streams * (streams + 2) }
     }
+
+    /// Numbers of a token's h_res and h_post.
+    #[cfg(feature = "cuda")]
+    fn rows_of_post(&self) -> usize {
+        self.streams * (self.streams + 1)
+    }
 }
 
 /// Whether the kernels that are written for Hopper take these, in bf16: TMA wants whole sixteens of bytes.
@@ -191,13 +197,21 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
 
 /// dx, dφ, dα and dbias, those that are wanted.
 pub(crate) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 4] {
+    backward_through(backward, None).0
+}
+
+/// The same; in place of dx all gradients of the layer `before`, whose streams x is, if one pass makes them.
+pub(crate) fn backward_through(
+    backward: Backward<CubeBackend>,
+    before: Option<&Post>,
+) -> ([Option<CubeTensor>; 4], Option<[CubeTensor; 4]>) {
     let Backward { of, dh_in, dh_post, dh_res, mix, norm, also, wanted } = backward;
     let Forward { op, x, phi, alpha, bias, options, family } = of;
     let d = Dims::of(&x);
     if d.tokens == 0 {
         let zeros = |of: &CubeTensor| launch::zeros(of, of.meta.shape().clone(), of.dtype);
         let inputs = [&x, &phi, &alpha, &bias];
-        return [0, 1, 2, 3].map(|i| wanted[i].then(|| zeros(inputs[i])));
+        return ([0, 1, 2, 3].map(|i| wanted[i].then(|| zeros(inputs[i]))), None);
     }
     let also = also.option().map(|also| flat(also, d));
     let shape = x.meta.shape().clone();
@@ -219,18 +233,24 @@ pub(crate) fn backward(backward: Backward<CubeBackend>) -> [Option<CubeTensor>; 
     let token::Back { dm, along, weights, dalpha, dbias } =
         token::backward(op, &given, cotangents, [wanted[2], wanted[3]]);
     let phi = into_contiguous(phi);
-    let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
     let gradients =
         input::Gradients { dm: &dm, along: &along, weights: &weights, also: also.as_ref() };
+    if let (Some(before), Some(dh_in), [true, true, ..]) = (before, &dh_in, wanted)
+        && let Some((dphi, back)) =
+            together::through(op, &x, &phi, dh_in, &gradients, before, d, family)
+    {
+        return ([None, Some(dphi), dalpha, dbias], Some(back));
+    }
+    let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
     if let (Some(dx), Some(dh_in), true) = (&dx, &dh_in, wanted[1])
         && let Some(plan) = together::Plan::new(&x, dh_in, also.as_ref(), dx, d, family)
     {
         let dphi = plan.run(op, &x, &phi, dh_in, &gradients, d, dx);
-        return [Some(dx.clone()), Some(dphi), dalpha, dbias];
+        return ([Some(dx.clone()), Some(dphi), dalpha, dbias], None);
     }
     if let Some(dx) = &dx {
         input::launch(&x, &phi, dh_in.as_ref(), gradients, d, dx);
     }
     let dphi = wanted[1].then(|| parts::of_phi(op, x, dm, d, family));
-    [dx, dphi, dalpha, dbias]
+    ([dx, dphi, dalpha, dbias], None)
 }

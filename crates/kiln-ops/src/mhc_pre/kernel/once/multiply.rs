@@ -167,8 +167,11 @@ pub(super) fn multiply(
             if comptime!(once.mixes) {
                 let stream = comptime!(m % once.streams);
                 if comptime!(stream == 0) {
-                    let first = select(there, step / 4, 0u32);
-                    fetch_slice(&mut before, stage, first, once);
+                    if there {
+                        fetch_slice(&mut before, stage, step / 4, once);
+                    }
+                    // All lanes have read what is written over below.
+                    sync_plane();
                 }
                 let mixed = mix_stream(&before, weights, stream, once);
                 a[0] = select(there, mixed, Vector::new(0u32));

@@ -15,6 +15,8 @@ pub(super) struct Maps {
     pub(super) x: u64,
     pub(super) dh_in: u64,
     pub(super) also: u64,
+    pub(super) before: u64,
+    pub(super) f: u64,
 }
 
 /// Pairs of dm for a lane.
@@ -27,12 +29,25 @@ fn turns_of_weights(together: &Together) -> usize {
     (TOKENS * together.streams).div_ceil(32)
 }
 
-/// f32 that a lane loads of a stage beside the boxes: of dm, the factor of x, and of the weights.
+/// Of h_res for a lane.
+fn turns_of_res(together: &Together) -> usize {
+    (TOKENS * together.streams * together.streams).div_ceil(32)
+}
+
+/// f32 that a lane loads of a stage beside the boxes: of dm, the factor of x, of the weights, and of h_post and h_res.
 fn numbers(together: &Together) -> usize {
+    let mixed =
+        if together.after() { turns_of_weights(together) + turns_of_res(together) } else { 0 };
+    of_mixed(together) + mixed
+}
+
+/// Where those of h_post begin.
+fn of_mixed(together: &Together) -> usize {
     2 * turns(together) + 1 + turns_of_weights(together)
 }
 
-/// Loads them.
+/// Loads them. What would be done with one here would wait for it: what is behind the last token, or the last row, is that of
+/// another, until it is [`put`].
 #[cube]
 fn load(
     numbers: &mut Array<f32>,
@@ -45,25 +60,36 @@ fn load(
     let (n, rows) = comptime!((together.streams as u32, together.rows as u32));
     let pairs = comptime!(4 * together.eights() as u32);
     let turns = comptime!(turns(&together));
+    let last = sizes.tokens - 1;
     #[unroll]
     for i in 0..turns {
         let at = lane + comptime!(32 * i as u32);
-        let (row, j) = (token + at / pairs, at % pairs * 2);
+        let (row, j) = (min(token + at / pairs, last), at % pairs * 2);
+        let of_row = row as usize * comptime!(rows as usize);
         #[unroll]
         for e in 0..2usize {
-            let j = j + comptime!(e as u32);
-            let there = row < sizes.tokens && j < rows;
-            let from = select(there, row as usize * comptime!(rows as usize) + j as usize, 0);
-            numbers[comptime!(2 * i + e)] = select(there, inputs.dm[from], 0.0);
+            let j = min(j + comptime!(e as u32), comptime!(rows - 1));
+            numbers[comptime!(2 * i + e)] = inputs.dm[of_row + j as usize];
         }
     }
-    let last = sizes.tokens - 1;
     let own = min(token + lane % comptime!(TOKENS as u32), last);
     numbers[comptime!(2 * turns)] = inputs.along[own as usize];
     #[unroll]
     for i in 0..comptime!(turns_of_weights(&together)) {
         let from = min(token * n + lane + comptime!(32 * i as u32), sizes.tokens * n - 1);
         numbers[comptime!(2 * turns + 1 + i)] = inputs.weights[from as usize];
+        if comptime!(together.after()) {
+            numbers[comptime!(of_mixed(&together) + i)] = inputs.post[from as usize];
+        }
+    }
+    if comptime!(together.after()) {
+        let first = comptime!(of_mixed(&together) + turns_of_weights(&together));
+        #[unroll]
+        for i in 0..comptime!(turns_of_res(&together)) {
+            let all = sizes.tokens * n * n;
+            let from = min(token * n * n + lane + comptime!(32 * i as u32), all - 1);
+            numbers[comptime!(first + i)] = inputs.res[from as usize];
+        }
     }
 }
 
@@ -73,30 +99,53 @@ fn put(
     numbers: &Array<f32>,
     shared: &mut Shared<[u32]>,
     words: usize,
+    token: u32,
+    sizes: &Sizes,
     #[comptime] together: Together,
 ) {
     let lane = UNIT_POS % 32;
     let tokens = comptime!(TOKENS as u32);
     let turns = comptime!(turns(&together));
+    let (rows, pairs) = comptime!((together.rows as u32, 4 * together.eights() as u32));
     #[unroll]
     for i in 0..turns {
         let at = lane + comptime!(32 * i as u32);
         if at < comptime!(together.part() as u32) {
-            let (high, low) = two_bf16(numbers[comptime!(2 * i)], numbers[comptime!(2 * i + 1)]);
+            let there = token + at / pairs < sizes.tokens;
+            let j = at % pairs * 2;
+            let first = select(there && j < rows, numbers[comptime!(2 * i)], 0.0);
+            let second = select(there && j + 1 < rows, numbers[comptime!(2 * i + 1)], 0.0);
+            let (high, low) = two_bf16(first, second);
             shared[words + at as usize] = high;
             shared[words + comptime!(together.part()) + at as usize] = low;
         }
     }
-    let words = words + comptime!(2 * together.part());
+    let factors = words + comptime!(2 * together.part());
     if lane < tokens {
-        shared[words + lane as usize] = u32::reinterpret(numbers[comptime!(2 * turns)]);
+        shared[factors + lane as usize] = u32::reinterpret(numbers[comptime!(2 * turns)]);
     }
     #[unroll]
     for i in 0..comptime!(turns_of_weights(&together)) {
         let at = lane + comptime!(32 * i as u32);
         if at < comptime!((TOKENS * together.streams) as u32) {
             let weight = numbers[comptime!(2 * turns + 1 + i)];
-            shared[words + (tokens + at) as usize] = u32::reinterpret(weight);
+            shared[factors + (tokens + at) as usize] = u32::reinterpret(weight);
+            if comptime!(together.after()) {
+                let post = numbers[comptime!(of_mixed(&together) + i)];
+                let to = words + comptime!(together.post_at());
+                shared[to + at as usize] = u32::reinterpret(post);
+            }
+        }
+    }
+    if comptime!(together.after()) {
+        let first = comptime!(of_mixed(&together) + turns_of_weights(&together));
+        let to = words + comptime!(together.res_at());
+        #[unroll]
+        for i in 0..comptime!(turns_of_res(&together)) {
+            let at = lane + comptime!(32 * i as u32);
+            if at < comptime!((TOKENS * together.streams * together.streams) as u32) {
+                shared[to + at as usize] = u32::reinterpret(numbers[comptime!(first + i)]);
+            }
         }
     }
 }
@@ -133,16 +182,24 @@ pub(super) fn produce(
         } else if lane < comptime!(warps + boxes) {
             let column = place.column + (lane - warps) * comptime!(BOX as u32);
             tma_load(to + 0, maps.dh_in, bar + 0, column, token, comptime!(0u32).runtime());
-        } else if comptime!(together.also) {
+        } else if comptime!(together.also()) {
             let at = lane - comptime!(together.also_at() as u32);
             if at < warps {
                 let column = place.column + at % boxes * comptime!(BOX as u32);
                 tma_load(to + 0, maps.also, bar + 0, column, token, at / boxes);
+            } else if comptime!(together.after()) {
+                let at = at - warps;
+                let column = place.column + at % boxes * comptime!(BOX as u32);
+                if at < warps {
+                    tma_load(to + 0, maps.before, bar + 0, column, token, at / boxes);
+                } else if at < comptime!(warps + boxes) {
+                    tma_load(to + 0, maps.f, bar + 0, column, token, comptime!(0u32).runtime());
+                }
             }
         }
         let words =
             comptime!(together.words_at()) + (state.stage as usize) * comptime!(together.words());
-        put(&numbers, shared, words, together);
+        put(&numbers, shared, words, token + 0, sizes, together);
         sync_plane();
         if lane == 0 {
             ring.arrive(state.stage);

@@ -12,6 +12,16 @@ const STAGES: usize = 8;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
 
+/// What dx has besides what x and dh_in give it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Beside {
+    Nothing,
+    /// Something from elsewhere.
+    Also,
+    /// That, and the layer before takes dx back in the same pass.
+    Before,
+}
+
 /// What a kernel is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Together {
@@ -20,21 +30,33 @@ pub(super) struct Together {
     pub(super) rows: usize,
     /// Boxes of each stream that a cube has.
     pub(super) boxes: usize,
-    /// Whether dx has something from elsewhere.
-    pub(super) also: bool,
+    pub(super) beside: Beside,
     pub(super) stages: usize,
 }
 
 impl Together {
     /// Of n streams of so many columns.
-    pub(super) fn new(streams: usize, width: usize, also: bool, memory: usize) -> Option<Self> {
+    pub(super) fn new(streams: usize, width: usize, beside: Beside, memory: usize) -> Option<Self> {
         if streams > STREAMS {
             return None;
         }
-        let boxes = (WARPS / streams).min(width.div_ceil(BOX));
-        let plan = Self { streams, rows: streams * (streams + 2), boxes, also, stages: 0 };
+        let of_all =
+            |boxes| Self { streams, rows: streams * (streams + 2), boxes, beside, stages: 0 };
+        // A lane loads a box.
+        let most = 32 / of_all(1).boxes_of_stage();
+        let plan = of_all((WARPS / streams).min(width.div_ceil(BOX)).min(most));
         let stages = memory.checked_sub(BESIDE)? / (plan.stage_bytes() + 4 * plan.words() + 16);
         (stages >= 2).then_some(Self { stages: stages.min(STAGES), ..plan })
+    }
+
+    /// Whether dx has something from elsewhere.
+    pub(super) fn also(&self) -> bool {
+        self.beside != Beside::Nothing
+    }
+
+    /// Whether the layer before takes it back.
+    pub(super) fn after(&self) -> bool {
+        self.beside == Beside::Before
     }
 
     pub(super) fn warps(&self) -> usize {
@@ -46,24 +68,38 @@ impl Together {
         self.rows.div_ceil(8)
     }
 
-    /// The same in sixteens.
-    pub(super) fn sixteens(&self) -> usize {
-        self.eights().div_ceil(2)
-    }
-
     /// Bytes of a box.
     pub(super) fn box_bytes(&self) -> usize {
         TOKENS * BOX * 2
     }
 
-    /// Bytes of a stage: x, dh_in, and what dx has from elsewhere.
+    /// Bytes of a stage: x, dh_in, what dx has from elsewhere, and the streams and the output of the layer before.
     pub(super) fn stage_bytes(&self) -> usize {
-        (self.also_at() + if self.also { self.warps() } else { 0 }) * self.box_bytes()
+        self.boxes_of_stage() * self.box_bytes()
     }
 
-    /// In boxes: where that is.
+    fn boxes_of_stage(&self) -> usize {
+        self.f_at() + if self.after() { self.boxes } else { 0 }
+    }
+
+    /// In boxes: where dh_in is.
+    pub(super) fn dh_in_at(&self) -> usize {
+        self.warps()
+    }
+
+    /// The same of what dx has from elsewhere.
     pub(super) fn also_at(&self) -> usize {
-        self.warps() + self.boxes
+        self.dh_in_at() + self.boxes
+    }
+
+    /// The same of the streams of the layer before.
+    pub(super) fn before_at(&self) -> usize {
+        self.also_at() + if self.also() { self.warps() } else { 0 }
+    }
+
+    /// The same of its output.
+    pub(super) fn f_at(&self) -> usize {
+        self.before_at() + if self.after() { self.warps() } else { 0 }
     }
 
     /// Words of the first parts of dm of the tokens of a stage, as of the second ones: two rows to a word.
@@ -71,9 +107,19 @@ impl Together {
         TOKENS * 4 * self.eights()
     }
 
-    /// Words of a stage beside the boxes: dm, the factor of x, and those of dh_in.
+    /// Words of a stage beside the boxes: dm, the factor of x, those of dh_in, and h_post and h_res of the layer before.
     pub(super) fn words(&self) -> usize {
-        (2 * self.part() + TOKENS * (1 + self.streams)).next_multiple_of(4)
+        let mixed = if self.after() { self.streams * (self.streams + 1) } else { 0 };
+        (2 * self.part() + TOKENS * (1 + self.streams + mixed)).next_multiple_of(4)
+    }
+
+    /// In words, of those of a stage: where h_post is, and where h_res.
+    pub(super) fn post_at(&self) -> usize {
+        2 * self.part() + TOKENS * (1 + self.streams)
+    }
+
+    pub(super) fn res_at(&self) -> usize {
+        self.post_at() + TOKENS * self.streams
     }
 
     /// In words: where those are.
@@ -99,14 +145,16 @@ mod tests {
     #[test]
     fn rings_fit_into_shared_memory() {
         for streams in 1..=5 {
-            for (width, also) in
-                [8, 64, 72, 768, 7168].into_iter().flat_map(|w| [(w, false), (w, true)])
+            let ways = [(Beside::Nothing, 4), (Beside::Also, 4), (Beside::Before, 3)];
+            for (width, (beside, stages)) in
+                [8, 64, 72, 768, 7168].into_iter().flat_map(|w| ways.map(|way| (w, way)))
             {
-                let plan = Together::new(streams, width, also, 227 << 10).expect("it fits");
+                let plan = Together::new(streams, width, beside, 227 << 10).unwrap();
                 assert!(4 * plan.shared() <= (227 << 10) - 1024, "{plan:?}");
-                assert!(plan.warps() <= WARPS && plan.stages >= 4, "{plan:?}");
+                assert!(plan.stage_bytes() <= 32 * plan.box_bytes(), "{plan:?}");
+                assert!(plan.warps() <= WARPS && plan.stages >= stages, "{plan:?}");
             }
         }
-        assert_eq!(Together::new(6, 64, false, 227 << 10), None);
+        assert_eq!(Together::new(6, 64, Beside::Nothing, 227 << 10), None);
     }
 }

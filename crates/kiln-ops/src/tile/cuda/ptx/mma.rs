@@ -107,6 +107,24 @@ pub(crate) fn mma_16x8x16(
     out
 }
 
+/// The same of 16×8 and 8×8.
+#[cube]
+pub(crate) fn mma_16x8x8(
+    a0: u32,
+    a1: u32,
+    b: u32,
+    c: Vector<f32, Const<4>>,
+    #[comptime] float: Float16,
+) -> Vector<f32, Const<4>> {
+    let out: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k8.row.col.f32.{t}.{t}.f32 {o}, {{{a0}, {a1}}}, {{{b}}}, {c};",
+        o = out(_) out, a0 = in(_) a0, a1 = in(_) a1, b = in(_) b, c = in(_) c,
+        t = const float.name(), options(pure, nomem)
+    );
+    out
+}
+
 /// Copies 4 bytes, or makes them zero, without waiting.
 #[cube]
 pub(crate) fn copy_4(dst: u32, src: u64, bytes: u32) {
