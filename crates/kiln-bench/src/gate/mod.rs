@@ -33,10 +33,10 @@ pub(crate) use execute::{Audited, audited};
 pub use execute::{Run, execute, poison, quiet};
 pub(crate) use plans::plans;
 pub use report::{Check, Checked, LeftOut, Outcome, Report, Stressed, Why};
-use rows::missing_dtypes;
 pub(crate) use rows::on_family;
 use rows::{CASES_OF_A_PART, own_family, parts};
 pub use rows::{Row, candidate, cases, dtypes, families, family, rows, runs};
+use rows::{missing_dtypes, missing_families};
 pub use stress::stress;
 
 use crate::host::Layout;
@@ -154,6 +154,8 @@ fn blank(op: &dyn Operator, dtype: DType, device: &Device, family: Option<&'stat
     let mut report = Report::new(name, dtype, of, candidate(op, device), family, differentiable);
     let missing = missing_dtypes(&[op], device).into_iter();
     report.missing_types = missing.map(|dtype| format!("{dtype:?}").to_lowercase()).collect();
+    report.missing_families =
+        missing_families(op, device).into_iter().map(str::to_string).collect();
     report
 }
 

@@ -151,6 +151,9 @@ pub struct Report {
     /// Element types of the operator that the device lacks: they have no report.
     #[serde(default)]
     pub missing_types: Vec<String>,
+    /// Families of the operator's kernels that run on the device in no element type.
+    #[serde(default)]
+    pub missing_families: Vec<String>,
     /// Every kind of check, in the order of [`Check::ALL`].
     pub checks: Vec<Checked>,
     /// Failures: check, case and what was wrong.
@@ -203,6 +206,7 @@ impl Report {
             stress: None,
             left_out: BTreeSet::new(),
             missing_types: vec![],
+            missing_families: vec![],
             checks: checks.into(),
             failures: vec![],
         }

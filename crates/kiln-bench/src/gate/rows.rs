@@ -27,6 +27,15 @@ pub(super) fn missing_dtypes(ops: &[&dyn Operator], device: &Device) -> Vec<DTyp
     missing.into_iter().filter(some).collect()
 }
 
+/// The families of an operator's kernels that run on the device in no element type; none where there are no kernels.
+pub(super) fn missing_families(op: &dyn Operator, device: &Device) -> Vec<&'static str> {
+    if candidate(op, device) == Implementation::Reference {
+        return vec![];
+    }
+    let here = |family: &str| dtypes(device).into_iter().any(|dtype| runs(family, dtype, device));
+    op.families().iter().copied().filter(|family| !here(family)).collect()
+}
+
 fn types(device: &Device) -> [Vec<DType>; 2] {
     let all = [DType::F32, DType::BF16, DType::F16].into_iter();
     let (there, missing) = all.partition(|dtype| device.supports_dtype(*dtype));

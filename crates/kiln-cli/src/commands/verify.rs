@@ -117,15 +117,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();
-    let missing: BTreeSet<&str> =
-        reports.iter().flat_map(|report| &report.missing_types).map(String::as_str).collect();
-    if !missing.is_empty() {
-        print(format_args!(
-            "left out: {}, which {} does not have",
-            Vec::from_iter(missing).join(", "),
-            opened.name
-        ));
-    }
+    let lacks = |what: &str, missing: BTreeSet<&str>| {
+        if !missing.is_empty() {
+            let missing = Vec::from_iter(missing).join(", ");
+            print(format_args!("left out: {what}{missing}, which {} does not have", opened.name));
+        }
+    };
+    let types = reports.iter().flat_map(|report| &report.missing_types);
+    lacks("", types.map(String::as_str).collect());
+    let families = reports.iter().flat_map(|report| &report.missing_families);
+    lacks("kernels of the family ", families.map(String::as_str).collect());
     let of = |why: Why| {
         let some = move |report: &&Report| report.left_out.iter().any(|one| one.why == why);
         let ops = reports.iter().filter(some).map(|report| report.op.as_str());

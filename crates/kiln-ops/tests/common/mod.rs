@@ -30,6 +30,12 @@ pub fn kernel_devices() -> Vec<Device> {
     kiln_test::or_skip("kernels", devices().into_iter().filter(kiln_ops::device::is_cube))
 }
 
+/// Those of them that have an element type. CUDA has all of them.
+#[track_caller]
+pub fn those_with(dtype: DType) -> Vec<Device> {
+    kiln_test::or_skip("cuda", devices().into_iter().filter(|d| d.supports_dtype(dtype)))
+}
+
 /// Repeatable numbers, about normal, around `mean`.
 pub fn numbers(n: usize, seed: u64, mean: f64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);

@@ -167,10 +167,7 @@ fn matches_float64() {
 /// Gradients beyond what f16 holds, as losses are scaled for it, and far below 1.
 #[test]
 fn gradients_of_f16_may_be_large_or_small() {
-    for device in devices() {
-        if !dtypes(&device).contains(&DType::F16) {
-            continue;
-        }
+    for device in those_with(DType::F16) {
         for scale in [1e5, 1e-5] {
             let mut case = Case::new(([2, 5, 4, 48], 5), false, DType::F16, 4, &device);
             // h_in's stays 0, the others are f32.

@@ -4,8 +4,13 @@
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kiln_ops::prelude::*;
 
+#[path = "../common/mod.rs"]
 #[allow(dead_code)] // of what the tests share
 mod common;
+
+mod matrices;
+mod parameters;
+mod tables;
 
 use common::{assert_near, kernel_devices, values};
 use std::sync::{Mutex, PoisonError};
@@ -74,6 +79,14 @@ fn distinct(x: &Tensor<2>, first: usize) -> Tensor<2> {
         }
     }
     cut(x, first)
+}
+
+/// A cotangent that is zero but for the rows of these places.
+fn cotangent(rows: usize, width: usize, places: &[usize], device: &Device) -> Tensor<2> {
+    let mut wanted = vec![0.0f32; rows];
+    places.iter().for_each(|first| wanted[*first..first + ROWS].fill(1.0));
+    let wanted = Tensor::<1>::from_data(wanted.as_slice(), device).cast(dtype(device));
+    random(rows, width, device) * wanted.unsqueeze_dim(1)
 }
 
 /// `of` of all rows of its inputs, of `width` elements, and their gradients, against `of` of some rows. Those of the result
@@ -146,10 +159,7 @@ fn adds_up<const D: usize>(
     let widest = width.max(width_of_y);
     let rows = rows(device, widest);
     let places = places(rows, widest);
-    let mut wanted = vec![0.0f32; rows];
-    places.iter().for_each(|first| wanted[*first..first + ROWS].fill(1.0));
-    let wanted = Tensor::<1>::from_data(wanted.as_slice(), device).cast(dtype(device));
-    let dy = random(rows, width_of_y, device) * wanted.unsqueeze_dim(1);
+    let dy = cotangent(rows, width_of_y, &places, device);
     let x = random(rows, width, device);
     let some =
         |of: &Tensor<2>| Tensor::cat(places.iter().map(|first| distinct(of, *first)).collect(), 0);
@@ -224,6 +234,11 @@ fn rows_beyond_two_to_the_32() {
         let b = random(64, width, device);
         agree("matmul", [64, width], device, |[a]| {
             matmul(a, b.clone().autodiff(), MatmulOptions::default()).unwrap()
+        });
+        let b = random(64, width, device) * 0.125;
+        agree("matmul_add", [width; 2], device, |[c]| {
+            let (a, b) = (c.clone().narrow(1, 0, 64), b.clone().autodiff());
+            matmul_add(a, b, c, MatmulOptions::default()).unwrap()
         });
         let table = RopeTable::new(64, 64, RopeOptions::default(), device).unwrap();
         agree("rope", [64 * 64; 2], device, |[x]| {
@@ -341,53 +356,6 @@ fn losses_of_products_of_rows_beyond_two_to_the_32() {
     });
 }
 
-/// Matrices, some of which lie across 2³¹ and 2³² elements, against the same alone.
-#[test]
-fn matrices_beyond_two_to_the_32() {
-    on_each(|device| {
-        let [m, n] = if has_room(device) { [256, 1024] } else { [8, 32] };
-        let count = rows(device, m * n);
-        let some_of = |x: &Tensor<3>, first: usize| x.clone().narrow(0, first, ROWS);
-        let other_some_of = |x: &Tensor<3>, first: usize| {
-            let [count, m, n] = x.dims();
-            distinct(&x.clone().reshape([count, m * n]), first).reshape([ROWS, m, n])
-        };
-        let agree = |name: &str, all: &Tensor<3>, some: &Tensor<3>, first: usize| {
-            let what = format!("{name}, {ROWS} of {count} matrices from {first} on, {device:?}");
-            assert_near(&values(&some_of(all, first)), &values(some), dtype(device), 2, &what);
-        };
-        let g = random(count * m, n, device).reshape([count, m, n]);
-        let options = NewtonSchulzOptions::default();
-        let all = newton_schulz(g.clone(), options).unwrap();
-        for first in places(count, m * n) {
-            let some = newton_schulz(other_some_of(&g, first), options).unwrap();
-            agree("newton_schulz", &all, &some, first);
-        }
-        drop((g, all));
-        free(device);
-        // As many elements, in squares.
-        let n = m * 2;
-        let squares = || random(count * n, n, device).reshape([count, n, n]);
-        let (a, b, dy) = (squares(), squares(), squares());
-        let run = |a: Tensor<3>, b: Tensor<3>, dy: Tensor<3>| -> [Tensor<3>; 3] {
-            let leaves = [a, b].map(|x| x.autodiff().require_grad());
-            let y = tril_matmul(leaves[0].clone(), leaves[1].clone()).unwrap();
-            let held = y.clone().inner();
-            let grads = (y * dy.autodiff()).sum().backward();
-            let [da, db] = leaves.map(|x| x.grad(&grads).unwrap());
-            [held, da, db]
-        };
-        let all = run(a.clone(), b.clone(), dy.clone());
-        for first in places(count, n * n) {
-            let [a, b, dy] = [&a, &b, &dy].map(|of| other_some_of(of, first));
-            let some = run(a, b, dy);
-            for ((name, all), some) in ["tril_matmul", "da", "db"].iter().zip(&all).zip(&some) {
-                agree(name, all, some, first);
-            }
-        }
-    });
-}
-
 /// Classes of a row are many: a row of logits begins beyond what 32 bits number.
 #[test]
 fn losses_of_rows_beyond_two_to_the_32() {
@@ -397,89 +365,5 @@ fn losses_of_rows_beyond_two_to_the_32() {
         agree_on_losses(logits, 50_000, |logits, targets| {
             cross_entropy(logits, targets, CrossEntropyOptions::default()).unwrap()
         });
-    });
-}
-
-/// A table whose rows begin beyond what 32 bits number, and its gradient, which is one of few rows.
-#[test]
-fn rows_of_a_table_beyond_two_to_the_32() {
-    on_each(|device| {
-        let width = 4096;
-        let rows = rows(device, width);
-        let named: Vec<usize> =
-            places(rows, width).into_iter().flat_map(|first| first..first + ROWS).collect();
-        // One beyond, too, so often that it is cut.
-        let often = rows - 2 * ROWS - 1;
-        let tokens = named.iter().copied().chain(vec![often; 1100]);
-        let tokens: Vec<i64> = tokens.map(|row| row as i64).collect();
-        let count = tokens.len();
-        let tokens = Tensor::<1, Int>::from_data(tokens.as_slice(), device).unsqueeze::<2>();
-        let weight = random(rows, width, device);
-        let leaf = weight.clone().autodiff().require_grad();
-        let options = EmbeddingOptions::default();
-        let y = embedding(leaf.clone(), tokens.autodiff(), options).unwrap();
-        let dy = random(count, width, device);
-        let found = y.clone().inner().reshape([count, width]);
-        let of_table =
-            leaf.grad(&(y * dy.clone().unsqueeze().autodiff()).sum().backward()).unwrap();
-        for (i, first) in places(rows, width).into_iter().enumerate() {
-            let what = format!("{ROWS} of {rows} rows from {first} on, {device:?}");
-            assert_eq!(values(&cut(&found, i * ROWS)), values(&distinct(&weight, first)), "{what}");
-            let gradient = values(&cut(&of_table, first));
-            assert_eq!(gradient, values(&cut(&dy, i * ROWS)), "gradient of {what}");
-        }
-        let mut sum = vec![0.0; width];
-        for (i, dy) in values(&dy).iter().enumerate().skip(named.len() * width) {
-            sum[i % width] += dy;
-        }
-        let found = values(&of_table.clone().narrow(0, often, 1));
-        assert_near(&found, &sum, dtype(device), 1, &format!("row {often} of {rows}, {device:?}"));
-        // Beside them there is none.
-        for beside in [ROWS, rows - 2 * ROWS] {
-            assert!(values(&cut(&of_table, beside)).iter().all(|of| *of == 0.0), "{device:?}");
-        }
-    });
-}
-
-/// A parameter of so many elements and its moments, and a sum of so many squares.
-#[test]
-fn a_parameter_beyond_two_to_the_32() {
-    on_each(|device| {
-        let width = 4096;
-        let rows = rows(device, width);
-        let grad = random(rows, width, device);
-        // The second step reads what the first has made.
-        let two_steps = |rows: usize, grad: Tensor<2>| -> [Tensor<2>; 3] {
-            let full = |x: f64| Tensor::<2>::full([rows, width], x, (device, DType::F32));
-            let mut of =
-                Moving { value: full(0.5), first: full(0.0), second: full(0.0), copy: None };
-            for step in 1..=2 {
-                let options = AdamWOptions { step, weight_decay: 0.1, ..AdamWOptions::default() };
-                of = adamw(of, grad.clone(), None, options).unwrap();
-            }
-            [of.value, of.first, of.second]
-        };
-        let all = two_steps(rows, grad.clone());
-        for first in places(rows, width) {
-            let some = two_steps(ROWS, distinct(&grad, first));
-            for (i, (all, some)) in all.iter().zip(&some).enumerate() {
-                let what = format!("number {i}, {ROWS} of {rows} rows from {first} on, {device:?}");
-                assert_eq!(values(&distinct(all, first)), values(some), "{what}");
-            }
-        }
-        // Zeros and ones are counted exactly.
-        drop((all, grad));
-        let x = Tensor::<2>::random(
-            [rows, width],
-            Distribution::Bernoulli(0.5),
-            (device, dtype(device)),
-        );
-        let squares = |x: Tensor<2>| -> f64 {
-            values(&sum_squares(x, Tensor::zeros([1024], device)).unwrap()).iter().sum()
-        };
-        let part = rows.div_ceil(64);
-        let parts = (0..rows).step_by(part).map(|first| (first, part.min(rows - first)));
-        let of_parts: f64 = parts.map(|(from, n)| squares(x.clone().narrow(0, from, n))).sum();
-        assert_eq!(squares(x), of_parts, "{device:?}");
     });
 }
