@@ -1,4 +1,5 @@
-//! The kernels of both sides, with one launch for the forward where `mhc_pre` has one that mixes too.
+//! The kernels of both sides, with one launch for the forward where `mhc_pre` has one that mixes too, and one pass over the
+//! streams for most of the backward where it has one that takes dx back.
 
 use crate::autodiff::Maybe;
 use crate::launch;

@@ -304,7 +304,8 @@ fn rows_of_several_things_beyond_two_to_the_32() {
         let streams = Streams::new(width, device);
         agree("mhc_post_pre", [width; 2], device, |[x]| {
             let rows = x.dims()[0];
-            let (x, phi) = (streams.of(x), streams.phi.clone().autodiff());
+            // Hopper's pass over all of it wants φ's gradient too.
+            let (x, phi) = (streams.of(x), streams.phi.clone().autodiff().require_grad());
             let MhcPre { h_in, h_post, h_res } = streams.pre(x.clone(), phi.clone());
             let post = MhcPost { x, f: h_in, h_post, h_res };
             let [alpha, bias] = [&streams.alpha, &streams.bias].map(|of| of.clone().autodiff());

@@ -107,7 +107,7 @@ pub fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec
         };
         let of = between();
         call("mhc_post_pre", Box::new(|| drop(CubeBackend::mhc_post_pre(of, true))));
-        let of = mhc_post_pre::Backward {
+        let backward = |wanted: [bool; 7]| mhc_post_pre::Backward {
             of: between(),
             y: x(),
             dy: Maybe::Some(x()),
@@ -116,8 +116,12 @@ pub fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec
             dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
             mix: f32([tokens, columns]),
             norm: row(tokens),
-            wanted: [true; 7],
+            wanted,
         };
+        let of = backward([true; 7]);
         call("mhc_post_pre.grad", Box::new(|| drop(CubeBackend::mhc_post_pre_backward(of))));
+        // mhc_post's gradients by themselves.
+        let of = backward([true, false, true, true, true, true, true]);
+        call("mhc_post_pre.some", Box::new(|| drop(CubeBackend::mhc_post_pre_backward(of))));
     }
 }

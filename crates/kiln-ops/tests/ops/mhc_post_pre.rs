@@ -216,22 +216,27 @@ fn is_post_and_then_pre() {
 #[test]
 fn frozen_inputs_and_unused_outputs() {
     for device in devices() {
-        let case = Case::new(([1, 5, 3, 16], 2), true, DType::F32, 3, &device);
-        for set in (1..256).step_by(31) {
-            let wanted = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| set >> i & 1 == 1);
-            case.check(wanted, [true; 4], DType::F32, &format!("{wanted:?} on {device:?}"));
-        }
-        for set in 1..16 {
-            let pulled = [0, 1, 2, 3].map(|i| set >> i & 1 == 1);
-            // The streams by themselves depend on what mhc_post takes.
-            let mut wanted = [pulled[1] || pulled[2] || pulled[3]; INPUTS];
-            wanted[..4].fill(true);
-            case.check(wanted, pulled, DType::F32, &format!("{pulled:?} on {device:?}"));
-        }
-        // Where kernels make them, the others are zero then.
-        let (_, found) = case.run([true; INPUTS], [true, false, false, false]);
-        for of in found[4..].iter().flatten() {
-            assert!(of.iter().all(|x| *x == 0.0), "{device:?}");
+        for dtype in dtypes(&device) {
+            let case = Case::new(([1, 5, 3, 16], 2), true, dtype, 3, &device);
+            let on = format!("{dtype:?} on {device:?}");
+            // By turns, and each input by itself.
+            let frozen = (0..8).map(|i| 255 ^ 1 << i);
+            for set in (1..256).step_by(31).chain(frozen) {
+                let wanted = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| set >> i & 1 == 1);
+                case.check(wanted, [true; 4], dtype, &format!("{wanted:?}, {on}"));
+            }
+            for set in 1..16 {
+                let pulled = [0, 1, 2, 3].map(|i| set >> i & 1 == 1);
+                // The streams by themselves depend on what mhc_post takes.
+                let mut wanted = [pulled[1] || pulled[2] || pulled[3]; INPUTS];
+                wanted[..4].fill(true);
+                case.check(wanted, pulled, dtype, &format!("{pulled:?}, {on}"));
+            }
+            // Where kernels make them, the others are zero then.
+            let (_, found) = case.run([true; INPUTS], [true, false, false, false]);
+            for of in found[4..].iter().flatten() {
+                assert!(of.iter().all(|x| *x == 0.0), "{on}");
+            }
         }
     }
 }
@@ -285,27 +290,33 @@ fn tokens_do_not_depend_on_those_before() {
 fn every_stride() {
     for device in kernel_devices() {
         for dtype in dtypes(&device) {
-            let case = Case::new(([2, 8, 4, 64], 3), false, dtype, 7, &device);
-            let (expected, next) = case.call(case.post.clone());
-            let MhcPost { x, f, h_post, h_res } = case.post.clone();
-            let same = |post: MhcPost, what: &str| {
-                let (y, of) = case.call(post);
-                let what = format!("{what}, {dtype:?}, {device:?}");
-                assert!(values(&y) == values(&expected), "streams, {what}");
-                assert_near(&values(&of.h_in), &values(&next.h_in), dtype, 100, &what);
-                assert_near(&values(&of.h_res), &values(&next.h_res), DType::F32, 100, &what);
-            };
-            let wide = Tensor::cat(vec![x.clone().zeros_like(), x.clone()], 3).narrow(3, 64, 64);
-            same(MhcPost { x: wide, ..case.post.clone() }, "x cut");
+            let mut case = Case::new(([2, 8, 4, 64], 3), true, dtype, 7, &device);
+            let (expected, of_all) = case.run([true; INPUTS], [true; 4]);
+            let plain = case.post.clone();
+            let MhcPost { x, f, h_post, h_res } = plain.clone();
             let across = Tensor::<4>::from_data(x.swap_dims(0, 1).to_data(), (&device, dtype));
-            same(MhcPost { x: across.swap_dims(0, 1), ..case.post.clone() }, "x swapped");
             let wide = Tensor::cat(vec![f.clone().zeros_like(), f], 2).narrow(2, 64, 64);
-            same(MhcPost { f: wide, ..case.post.clone() }, "f cut");
             let later = Tensor::cat(vec![h_post.clone(), h_post], 0).narrow(0, 2, 2);
-            same(MhcPost { h_post: later, ..case.post.clone() }, "h_post behind others");
             let one = h_res.clone().narrow(1, 0, 1);
-            let later = Tensor::cat(vec![one, h_res], 1).narrow(1, 1, 8);
-            same(MhcPost { h_res: later, ..case.post.clone() }, "h_res behind others");
+            let behind = Tensor::cat(vec![one, h_res], 1).narrow(1, 1, 8);
+            for (what, post) in [
+                ("x swapped", MhcPost { x: across.swap_dims(0, 1), ..plain.clone() }),
+                ("f cut", MhcPost { f: wide, ..plain.clone() }),
+                ("h_post behind others", MhcPost { h_post: later, ..plain.clone() }),
+                ("h_res behind others", MhcPost { h_res: behind, ..plain.clone() }),
+            ] {
+                case.post = post;
+                let (outputs, gradients) = case.run([true; INPUTS], [true; 4]);
+                let what = format!("{what}, {dtype:?}, {device:?}");
+                assert!(outputs[0] == expected[0], "streams, {what}");
+                for (found, expected) in outputs[1..].iter().zip(&expected[1..]) {
+                    assert_near(found, expected, dtype, 100, &what);
+                }
+                for (i, (found, expected)) in gradients.iter().zip(&of_all).enumerate() {
+                    let (found, expected) = (found.as_ref().unwrap(), expected.as_ref().unwrap());
+                    assert_near(found, expected, dtype, 100, &format!("gradient {i}, {what}"));
+                }
+            }
         }
     }
 }

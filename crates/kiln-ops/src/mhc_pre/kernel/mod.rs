@@ -4,7 +4,7 @@
 //! if that is wanted too; elsewhere there are [products](parts) x·φᵀ, [`apply`]
 //! reads x once more, and [`token`] makes h_post and h_res.
 //! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`together`] makes dx
-//! and dφ of them where it can; elsewhere [`input`] and a product do.
+//! and dφ of them where it can, and in place of dx what the layer before takes back of it; elsewhere [`input`] and a product do.
 
 mod apply;
 mod dots;
@@ -115,7 +115,7 @@ impl Dims {
 
     /// Numbers of a token's h_res and h_post.
     #[cfg(feature = "cuda")]
-    fn rows_of_post(&self) -> usize {
+    fn mixing(&self) -> usize {
         self.streams * (self.streams + 1)
     }
 }
@@ -243,7 +243,7 @@ pub(crate) fn backward_through(
     }
     let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
     if let (Some(dx), Some(dh_in), true) = (&dx, &dh_in, wanted[1])
-        && let Some(plan) = together::Plan::new(&x, dh_in, also.as_ref(), dx, d, family)
+        && let Some(plan) = together::Plan::new(&x, dh_in, also.as_ref(), d, family)
     {
         let dphi = plan.run(op, &x, &phi, dh_in, &gradients, d, dx);
         return ([Some(dx.clone()), Some(dphi), dalpha, dbias], None);

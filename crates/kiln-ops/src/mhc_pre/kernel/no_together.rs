@@ -25,7 +25,6 @@ impl Plan {
         _: &CubeTensor,
         _: &CubeTensor,
         _: Option<&CubeTensor>,
-        _: &CubeTensor,
         _: Dims,
         _: Option<Family>,
     ) -> Option<Self> {

@@ -70,7 +70,7 @@ pub(super) fn take_back(
     words: usize,
     boxes: &Boxes,
     dots: &mut [f32],
-    from: u32,
+    part: u32,
     first: u32,
     sizes: &Sizes,
     #[comptime] together: Together,
@@ -82,7 +82,7 @@ pub(super) fn take_back(
         let matrix = boxes.stream + comptime!((turn * n) as u32);
         if comptime!((turn + 1) * n <= matrices(n)) || matrix < comptime!(matrices(n) as u32) {
             let own = matrix * comptime!(per_matrix(n) as u32);
-            make_dots(boxes, own, dots, from, first, sizes, together);
+            make_dots(boxes, own, dots, part, first, sizes, together);
         }
     }
     let fours = comptime!(TOKENS / BACK);
@@ -102,7 +102,7 @@ fn make_dots(
     boxes: &Boxes,
     own: u32,
     dots: &mut [f32],
-    from: u32,
+    part: u32,
     first: u32,
     sizes: &Sizes,
     #[comptime] together: Together,
@@ -156,7 +156,7 @@ fn make_dots(
             of_post[eight] = mma_16x8x16(dx[0], b0, b1, of_post[eight], float);
         }
     }
-    leave_dots(&of_res, &of_post, dots, own, from, first, sizes, together);
+    leave_dots(&of_res, &of_post, dots, own, part, first, sizes, together);
 }
 
 /// Writes what the columns have of dh_res of the tokens of a matrix, and then of dh_post.
@@ -166,7 +166,7 @@ fn leave_dots(
     of_post: &Array<Vector<f32, Const<4>>>,
     dots: &mut [f32],
     own: u32,
-    from: u32,
+    part: u32,
     first: u32,
     sizes: &Sizes,
     #[comptime] together: Together,
@@ -184,7 +184,7 @@ fn leave_dots(
         let there = row < comptime!(per * streams)
             && token < comptime!(TOKENS as u32)
             && first + token < sizes.tokens;
-        let all = (from * sizes.tokens + first + token) as usize * comptime!(n * (n + 1));
+        let all = (part * sizes.tokens + first + token) as usize * comptime!(n * (n + 1));
         #[unroll]
         for eight in 0..2usize {
             #[unroll]

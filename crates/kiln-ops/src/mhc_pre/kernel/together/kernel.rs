@@ -46,8 +46,8 @@ pub(super) struct Place {
     /// The first column of its streams, and the first of its sixteens of tokens, counted from the last one.
     pub(super) column: u32,
     group: u32,
+    /// How many times sixteen tokens there are, and how many are this cube's.
     sixteens: u32,
-    /// How many times sixteen tokens.
     pub(super) count: u32,
     /// The ring, in shared memory.
     pub(super) base: u32,
@@ -91,7 +91,7 @@ pub(super) fn together_kernel<E: Float>(
     let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(together.shared()), 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());
     let barriers = base + comptime!(together.barriers_at() as u32);
-    // A stage is full when its boxes have come and when its dm has been written.
+    // A stage is full when its boxes have come and when the numbers of its tokens have been written.
     let ring = Ring::new(barriers, comptime!(together.stages as u32), 2u32, warps);
     let cube = CUBE_POS as u32;
     let (group, slice) = (cube / sizes.across, cube % sizes.across);
@@ -222,10 +222,9 @@ fn multiply(
         let of_x = of.own(0usize, together);
         let of_dy = of.only(comptime!(together.dh_in_at()), together);
         let of_also = of.own(comptime!(together.also_at()), together);
-        let words = comptime!(together.words_at() as u32)
-            + state.stage * comptime!(together.words() as u32);
-        let dm = place.base + 4 * words;
-        let factors = words as usize + comptime!(2 * together.part());
+        let words = words_of(state.stage, together);
+        let dm = place.base + 4 * words as u32;
+        let factors = words + comptime!(2 * together.part());
         add_dphi(&mut sums, of_x + 0, dm + 0, together);
         let mut out = all_direct(&of, shared, factors, together);
         add_through(&mut out, dm + 0, &held, together);
@@ -239,16 +238,15 @@ fn multiply(
         put_dx(of_x + 0, &out);
         let token = place.token(number, sizes);
         let mut to_store = of_x + 0;
-        if comptime!(together.after()) {
+        if comptime!(together.takes_back()) {
             // dx of all streams of these columns.
             sync_units(1 + number_of_box, comptime!(32 * together.streams as u32));
-            let from = place.first_box + number_of_box;
-            let words = words as usize;
-            take_back(shared, words, &of, &mut partials.dots, from, token + 0, sizes, together);
+            let part = place.first_box + number_of_box;
+            take_back(shared, words, &of, &mut partials.dots, part, token + 0, sizes, together);
             to_store = of_also + 0;
         }
         async_proxy_fence();
-        if comptime!(together.after()) {
+        if comptime!(together.takes_back()) {
             // A box of dx is of all these warps.
             sync_units(1 + number_of_box, comptime!(32 * together.streams as u32));
         } else {
@@ -256,7 +254,7 @@ fn multiply(
         }
         if lane == 0 {
             tma_store(stores.dx, to_store + 0, first + 0, token + 0, stream + 0);
-            if comptime!(together.after()) && stream == 0 {
+            if comptime!(together.takes_back()) && stream == 0 {
                 tma_store(stores.df, of_dy + 0, first + 0, token + 0, 0u32);
             }
         }
@@ -267,6 +265,12 @@ fn multiply(
         tma_store_wait();
     }
     leave_dphi(&sums, &mut partials.phi, first, stream, place, sizes, together);
+}
+
+/// Where in shared memory the numbers of a stage's tokens are.
+#[cube]
+pub(super) fn words_of(stage: u32, #[comptime] together: Together) -> usize {
+    comptime!(together.words_at()) + stage as usize * comptime!(together.words())
 }
 
 /// Adds what a stage has of dφ: xᵀ·dm, sixteen columns at a time.

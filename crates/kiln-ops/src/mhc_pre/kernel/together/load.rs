@@ -3,7 +3,7 @@
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
 
-use super::kernel::{Inputs, Place, Sizes};
+use super::kernel::{Inputs, Place, Sizes, words_of};
 use super::plan::{BOX, TOKENS, Together};
 use crate::tile::cuda::pipeline::{PipelineState, Ring};
 use crate::tile::cuda::ptx::*;
@@ -19,9 +19,9 @@ pub(super) struct Maps {
     pub(super) f: u64,
 }
 
-/// Pairs of dm for a lane.
+/// Pairs of dm for a lane: of all lanes they are all.
 fn turns(together: &Together) -> usize {
-    (TOKENS * 4 * together.eights()).div_ceil(32)
+    together.part() / 32
 }
 
 /// Weights for a lane.
@@ -36,18 +36,25 @@ fn turns_of_res(together: &Together) -> usize {
 
 /// f32 that a lane loads of a stage beside the boxes: of dm, the factor of x, of the weights, and of h_post and h_res.
 fn numbers(together: &Together) -> usize {
-    let mixed =
-        if together.after() { turns_of_weights(together) + turns_of_res(together) } else { 0 };
-    of_mixed(together) + mixed
+    if together.takes_back() {
+        first_of_res(together) + turns_of_res(together)
+    } else {
+        first_of_post(together)
+    }
 }
 
-/// Where those of h_post begin.
-fn of_mixed(together: &Together) -> usize {
+/// Which of them are the first of h_post, and of h_res.
+fn first_of_post(together: &Together) -> usize {
     2 * turns(together) + 1 + turns_of_weights(together)
 }
 
+fn first_of_res(together: &Together) -> usize {
+    first_of_post(together) + turns_of_weights(together)
+}
+
 /// Loads them. What would be done with one here would wait for it: what is behind the last token, or the last row, is that of
-/// another, until it is [`put`].
+/// another, which [`put`] makes zero where it is of dm. Other numbers there are multiplied with zeros, as TMA gives x and dh_in,
+/// and nothing of those tokens is stored.
 #[cube]
 fn load(
     numbers: &mut Array<f32>,
@@ -78,12 +85,12 @@ fn load(
     for i in 0..comptime!(turns_of_weights(&together)) {
         let from = min(token * n + lane + comptime!(32 * i as u32), sizes.tokens * n - 1);
         numbers[comptime!(2 * turns + 1 + i)] = inputs.weights[from as usize];
-        if comptime!(together.after()) {
-            numbers[comptime!(of_mixed(&together) + i)] = inputs.post[from as usize];
+        if comptime!(together.takes_back()) {
+            numbers[comptime!(first_of_post(&together) + i)] = inputs.post[from as usize];
         }
     }
-    if comptime!(together.after()) {
-        let first = comptime!(of_mixed(&together) + turns_of_weights(&together));
+    if comptime!(together.takes_back()) {
+        let first = comptime!(first_of_res(&together));
         #[unroll]
         for i in 0..comptime!(turns_of_res(&together)) {
             let all = sizes.tokens * n * n;
@@ -110,15 +117,13 @@ fn put(
     #[unroll]
     for i in 0..turns {
         let at = lane + comptime!(32 * i as u32);
-        if at < comptime!(together.part() as u32) {
-            let there = token + at / pairs < sizes.tokens;
-            let j = at % pairs * 2;
-            let first = select(there && j < rows, numbers[comptime!(2 * i)], 0.0);
-            let second = select(there && j + 1 < rows, numbers[comptime!(2 * i + 1)], 0.0);
-            let (high, low) = two_bf16(first, second);
-            shared[words + at as usize] = high;
-            shared[words + comptime!(together.part()) + at as usize] = low;
-        }
+        let there = token + at / pairs < sizes.tokens;
+        let j = at % pairs * 2;
+        let first = select(there && j < rows, numbers[comptime!(2 * i)], 0.0);
+        let second = select(there && j + 1 < rows, numbers[comptime!(2 * i + 1)], 0.0);
+        let (high, low) = two_bf16(first, second);
+        shared[words + at as usize] = high;
+        shared[words + comptime!(together.part()) + at as usize] = low;
     }
     let factors = words + comptime!(2 * together.part());
     if lane < tokens {
@@ -130,15 +135,15 @@ fn put(
         if at < comptime!((TOKENS * together.streams) as u32) {
             let weight = numbers[comptime!(2 * turns + 1 + i)];
             shared[factors + (tokens + at) as usize] = u32::reinterpret(weight);
-            if comptime!(together.after()) {
-                let post = numbers[comptime!(of_mixed(&together) + i)];
+            if comptime!(together.takes_back()) {
+                let post = numbers[comptime!(first_of_post(&together) + i)];
                 let to = words + comptime!(together.post_at());
                 shared[to + at as usize] = u32::reinterpret(post);
             }
         }
     }
-    if comptime!(together.after()) {
-        let first = comptime!(of_mixed(&together) + turns_of_weights(&together));
+    if comptime!(together.takes_back()) {
+        let first = comptime!(first_of_res(&together));
         let to = words + comptime!(together.res_at());
         #[unroll]
         for i in 0..comptime!(turns_of_res(&together)) {
@@ -162,7 +167,7 @@ pub(super) fn produce(
     #[comptime] together: Together,
 ) {
     let lane = UNIT_POS % 32;
-    let (boxes, warps) = comptime!((together.boxes as u32, together.warps() as u32));
+    let boxes = comptime!(together.boxes as u32);
     let mut state = PipelineState::start();
     let mut numbers = Array::<f32>::new(comptime!(numbers(&together)));
     load(&mut numbers, inputs, place.token(0u32, sizes), sizes, together);
@@ -176,29 +181,31 @@ pub(super) fn produce(
         sync_plane();
         let to = stage + lane * comptime!(together.box_bytes() as u32);
         let bar = ring.filling(state.stage);
-        if lane < warps {
-            let column = place.column + lane % boxes * comptime!(BOX as u32);
-            tma_load(to + 0, maps.x, bar + 0, column, token, lane / boxes);
-        } else if lane < comptime!(warps + boxes) {
-            let column = place.column + (lane - warps) * comptime!(BOX as u32);
-            tma_load(to + 0, maps.dh_in, bar + 0, column, token, comptime!(0u32).runtime());
-        } else if comptime!(together.also()) {
-            let at = lane - comptime!(together.also_at() as u32);
-            if at < warps {
-                let column = place.column + at % boxes * comptime!(BOX as u32);
-                tma_load(to + 0, maps.also, bar + 0, column, token, at / boxes);
-            } else if comptime!(together.after()) {
-                let at = at - warps;
-                let column = place.column + at % boxes * comptime!(BOX as u32);
-                if at < warps {
-                    tma_load(to + 0, maps.before, bar + 0, column, token, at / boxes);
-                } else if at < comptime!(warps + boxes) {
-                    tma_load(to + 0, maps.f, bar + 0, column, token, comptime!(0u32).runtime());
-                }
-            }
+        // Boxes of x come first, then those of the others that there are.
+        let mut of = Array::<u64>::new(1usize);
+        let mut at = lane + 0;
+        of[0] = maps.x;
+        if lane >= comptime!(together.dh_in_at() as u32) {
+            of[0] = maps.dh_in;
+            at = lane - comptime!(together.dh_in_at() as u32);
         }
-        let words =
-            comptime!(together.words_at()) + (state.stage as usize) * comptime!(together.words());
+        if comptime!(together.also()) && lane >= comptime!(together.also_at() as u32) {
+            of[0] = maps.also;
+            at = lane - comptime!(together.also_at() as u32);
+        }
+        if comptime!(together.takes_back()) && lane >= comptime!(together.before_at() as u32) {
+            of[0] = maps.before;
+            at = lane - comptime!(together.before_at() as u32);
+        }
+        if comptime!(together.takes_back()) && lane >= comptime!(together.f_at() as u32) {
+            of[0] = maps.f;
+            at = lane - comptime!(together.f_at() as u32);
+        }
+        if lane < comptime!(together.boxes_of_stage() as u32) {
+            let column = place.column + at % boxes * comptime!(BOX as u32);
+            tma_load(to + 0, of[0], bar + 0, column, token, at / boxes);
+        }
+        let words = words_of(state.stage, together);
         put(&numbers, shared, words, token + 0, sizes, together);
         sync_plane();
         if lane == 0 {

@@ -10,10 +10,10 @@
 //! Cubes that have other tokens leave sums of their own, which are added up in order.
 
 mod back;
-mod dots;
 mod kernel;
 mod load;
 mod plan;
+mod sums;
 
 use super::input::Gradients;
 use super::{Dims, Post, flat, hopper};
@@ -52,11 +52,10 @@ impl Plan {
         x: &CubeTensor,
         dh_in: &CubeTensor,
         also: Option<&CubeTensor>,
-        dx: &CubeTensor,
         d: Dims,
         family: Option<Family>,
     ) -> Option<Self> {
-        let tensors = [x, dh_in, also.unwrap_or(x), dx];
+        let tensors = [x, dh_in, also.unwrap_or(x)];
         let beside = if also.is_some() { Beside::Also } else { Beside::Nothing };
         Self::of(&tensors, beside, d, family)
     }
@@ -76,11 +75,6 @@ impl Plan {
         let across = d.width.div_ceil(together.boxes * BOX);
         let groups = (launch::multiprocessors(client) / across).max(1);
         Some(Self { together, across, groups: groups.min(d.tokens.div_ceil(TOKENS)) })
-    }
-
-    /// Boxes of columns.
-    fn parts(&self) -> usize {
-        self.across * self.together.boxes
     }
 
     /// Writes dx, and returns dφ.
@@ -115,9 +109,8 @@ impl Plan {
         let output =
             |name, rows| launch::output(phi, op, name, Shape::new([rows, columns]), DType::F32);
         let partial = output("partial phi", groups * d.rows);
-        let parts = self.parts();
         let dots = before.map(|_| {
-            let shape = Shape::new([parts, d.tokens * d.rows_of_post()]);
+            let shape = Shape::new([across * together.boxes, d.tokens * d.mixing()]);
             launch::output(phi, op, "partial dots", shape, DType::F32)
         });
         let of_dots = dots.as_ref().unwrap_or(&partial);
@@ -193,17 +186,18 @@ pub(super) fn through(
     let also = of.also?;
     let gradient =
         |name, of: &CubeTensor| launch::output(x, op, name, of.meta.shape().clone(), of.dtype);
-    // Nothing is copied for what this kernel does not take.
-    Plan::of(&[x, dh_in, also], Beside::Before, d, family)?;
+    // What follows copies, so it asks first.
+    let plan = Plan::of(&[x, dh_in, also], Beside::Before, d, family)?;
     let streams = flat(before.x.clone(), d);
     let [f, h_post, h_res] =
         [&before.f, &before.h_post, &before.h_res].map(|of| into_contiguous(of.clone()));
-    let plan = Plan::of(&[x, dh_in, also, &streams, &f], Beside::Before, d, family)?;
+    if ![&streams, &f].into_iter().all(launch::begins_at_16) {
+        return None;
+    }
     let (dx, df) = (gradient("grad.x", &before.x), gradient("grad.f", &f));
     let (dpost, dres) = (gradient("grad.h_post", &h_post), gradient("grad.h_res", &h_res));
     let mixed = Before { x: &streams, f: &f, h_post: &h_post, h_res: &h_res, df: &df };
-    let parts = plan.parts();
     let (dphi, dots) = plan.launch(op, x, phi, dh_in, of, Some(&mixed), d, &dx);
-    dots::add_up(&dots.expect("there is a layer before"), parts, d, &dpost, &dres);
+    sums::add_up(&dots.expect("there is a layer before"), d, &dpost, &dres);
     Some((dphi, [dx, df, dpost, dres]))
 }

@@ -55,7 +55,7 @@ impl Together {
     }
 
     /// Whether the layer before takes it back.
-    pub(super) fn after(&self) -> bool {
+    pub(super) fn takes_back(&self) -> bool {
         self.beside == Beside::Before
     }
 
@@ -78,8 +78,8 @@ impl Together {
         self.boxes_of_stage() * self.box_bytes()
     }
 
-    fn boxes_of_stage(&self) -> usize {
-        self.f_at() + if self.after() { self.boxes } else { 0 }
+    pub(super) fn boxes_of_stage(&self) -> usize {
+        self.f_at() + if self.takes_back() { self.boxes } else { 0 }
     }
 
     /// In boxes: where dh_in is.
@@ -99,7 +99,7 @@ impl Together {
 
     /// The same of its output.
     pub(super) fn f_at(&self) -> usize {
-        self.before_at() + if self.after() { self.warps() } else { 0 }
+        self.before_at() + if self.takes_back() { self.warps() } else { 0 }
     }
 
     /// Words of the first parts of dm of the tokens of a stage, as of the second ones: two rows to a word.
@@ -109,7 +109,7 @@ impl Together {
 
     /// Words of a stage beside the boxes: dm, the factor of x, those of dh_in, and h_post and h_res of the layer before.
     pub(super) fn words(&self) -> usize {
-        let mixed = if self.after() { self.streams * (self.streams + 1) } else { 0 };
+        let mixed = if self.takes_back() { self.streams * (self.streams + 1) } else { 0 };
         (2 * self.part() + TOKENS * (1 + self.streams + mixed)).next_multiple_of(4)
     }
 

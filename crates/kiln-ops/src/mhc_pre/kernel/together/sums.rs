@@ -31,16 +31,11 @@ fn add_up_kernel(
     }
 }
 
-/// Adds the `parts` up, in their order: of each token what dh_res has, then dh_post.
-pub(super) fn add_up(
-    parts_of: &CubeTensor,
-    parts: usize,
-    d: Dims,
-    post: &CubeTensor,
-    res: &CubeTensor,
-) {
+/// Adds parts up, in their order, each `[T·(n² + n)]`: of each token what dh_res has, then dh_post.
+pub(super) fn add_up(parts_of: &CubeTensor, d: Dims, post: &CubeTensor, res: &CubeTensor) {
     let client = &post.client;
-    let all = d.tokens * d.rows_of_post();
+    let all = d.tokens * d.mixing();
+    let parts = parts_of.meta.shape()[0];
     let address = launch::address_type(&[parts_of, post, res]);
     launch::plans::note("mhc_post sums", &(d.streams, address), &[("several", parts > 1)]);
     // SAFETY: numbers of a token are checked against those of all.
