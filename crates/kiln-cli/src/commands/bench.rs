@@ -232,6 +232,14 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     if !opened.device.supports_dtype(dtype) {
         bail!("{} does not have {dtype:?}", opened.name);
     }
+    let others: Vec<_> = ops.iter().filter(|op| !op.spec().computes_in(dtype)).collect();
+    if args.dtype.is_some() && !args.ops.is_empty() && !others.is_empty() {
+        let names = others.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
+        if others.len() == ops.len() {
+            bail!("{names}: not timed in {}, expected f32", dtype.name());
+        }
+        say(format_args!("{names}: timed in f32"));
+    }
     if let Some(family) = args.tiles.filter(|name| !gate::runs(name, dtype, &opened.device)) {
         bail!("--tiles {family}: {} has no such tiles for {dtype:?}", opened.name);
     }
@@ -271,6 +279,12 @@ fn time(args: Args) -> anyhow::Result<ExitCode> {
     if plan.pass.is_some_and(|pass| !ops.iter().any(|op| has(*op, pass))) {
         let names = ops.iter().map(|op| op.spec().name).collect::<Vec<_>>().join(", ");
         bail!("{names}: of these shapes the forward alone is timed, expected --pass forward");
+    }
+    let not_timed = |op: &&&dyn Operator| {
+        !op.gradients_in_forward() && plan.pass.is_some_and(|pass| !has(**op, pass))
+    };
+    for op in ops.iter().filter(not_timed) {
+        say(format_args!("{}: not timed, there is --pass forward alone", op.spec().name));
     }
     let mut run = Run::new(&opened.device, command());
     let watch = Watch::begin(&opened.device);
@@ -358,7 +372,7 @@ fn verified(
 }
 
 fn write_run(path: &Path, run: &Run) -> anyhow::Result<()> {
-    write(path, &serde_json::to_string_pretty(run)?)
+    write(path, &(serde_json::to_string_pretty(run)? + "\n"))
 }
 
 /// Makes the tables of pages anew, or says which are not up to date.
@@ -421,7 +435,7 @@ fn ladder(args: &Args, opened: &Opened, dtype: DType) -> anyhow::Result<ExitCode
     let climbed = climbed.map_err(|e| anyhow!(e))?;
     print(ladder::table(&climbed, args.markdown));
     if let Some(path) = &args.json {
-        write(path, &serde_json::to_string_pretty(&climbed)?)?;
+        write(path, &(serde_json::to_string_pretty(&climbed)? + "\n"))?;
     }
     Ok(if climbed.as_expected() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

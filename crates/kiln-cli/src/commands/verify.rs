@@ -157,7 +157,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn write_reports(path: &Path, reports: &[Report]) -> anyhow::Result<()> {
-    super::write(path, &serde_json::to_string_pretty(reports)?)
+    super::write(path, &(serde_json::to_string_pretty(reports)? + "\n"))
 }
 
 /// A number of random cases for clap: all of a row are drawn before the first one runs.

@@ -406,6 +406,8 @@ fn verify_takes_one_element_type() {
     assert_eq!(line, "error: unknown element type `f64`, expected f32, bf16 or f16");
     let line = error(place, &["verify", "bk", "--device", "cpu", "--dtype", "bf16"]);
     assert_eq!(line, "error: bk: not verified in bf16, expected f32");
+    let line = error(place, &["bench", "bk", "--device", "cpu", "--dtype", "bf16"]);
+    assert_eq!(line, "error: bk: not timed in bf16, expected f32");
 }
 
 #[test]
