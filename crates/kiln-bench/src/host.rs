@@ -316,6 +316,9 @@ pub fn gradient(
     grads: &burn::tensor::Gradients,
 ) -> Result<Option<HostTensor>, String> {
     let Some(grad) = leaf.grad(grads) else { return Ok(None) };
+    if grad.dtype() != leaf.dtype() {
+        return Err(format!("a gradient is {:?}, not {:?}", grad.dtype(), leaf.dtype()));
+    }
     let [rows, width] = as_rows(shape);
     let [all, wide] = grad.dims();
     let (outside, pad) = ((all - rows) / 2, (wide - width) / 2);

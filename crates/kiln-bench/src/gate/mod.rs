@@ -299,7 +299,14 @@ impl<'a> Gate<'a> {
             for (turn, implementation) in order.into_iter().enumerate() {
                 let rounding = self.rounding(implementation);
                 let data = Data::random(self.op, case, self.dtype, rounding, &mut self.rng);
-                let Ok(data) = data else { return };
+                let what = format!("{case}, {implementation} in turn {turn} of {} first", order[0]);
+                let data = match data {
+                    Ok(data) => data,
+                    Err(error) => {
+                        self.report.fail(Check::Order, &what, error);
+                        continue;
+                    }
+                };
                 let run = on_family(self.family, || {
                     execute(
                         self.op,
@@ -310,7 +317,6 @@ impl<'a> Gate<'a> {
                         implementation,
                     )
                 });
-                let what = format!("{case}, {implementation} in turn {turn} of {} first", order[0]);
                 match run {
                     Err(error) => self.report.fail(Check::Order, &what, error),
                     Ok(run) => {

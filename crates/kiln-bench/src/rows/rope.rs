@@ -57,6 +57,9 @@ pub(super) fn options(attributes: &Attributes) -> RopeOptions {
 /// A table and what it was made for.
 type Made = ((usize, usize, usize, RopeOptions, Device), RopeTable);
 
+/// The most that a call is behind its table's first position, to which the table brings the rest of the offset.
+const BEHIND: usize = 3;
+
 /// The table of the last call: a model makes it once, so its making is not timed.
 static TABLE: Mutex<Option<Made>> = Mutex::new(None);
 
@@ -64,17 +67,18 @@ pub(super) fn table(
     [length, width]: [usize; 2],
     attributes: &Attributes,
     device: Device,
-) -> Result<RopeTable, OpError> {
+) -> Result<(RopeTable, usize), OpError> {
     let offset = attributes.integer("offset") as usize;
+    let behind = offset.min(BEHIND);
     let options = options(attributes);
     let mut last = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (offset, length, width, options, device);
     if let Some((_, table)) = last.as_ref().filter(|(made_for, _)| *made_for == key) {
-        return Ok(table.clone());
+        return Ok((table.clone(), behind));
     }
-    let table = RopeTable::window(offset, length, width, options, &key.4)?;
+    let table = RopeTable::window(offset - behind, length + behind, width, options, &key.4)?;
     *last = Some((key, table.clone()));
-    Ok(table)
+    Ok((table, behind))
 }
 
 /// Refuses heads of a width that has no pairs, by the tensor that has them.
@@ -102,8 +106,8 @@ impl Operator for Row {
         let x = call.float::<4>(0);
         let [_, _, length, width] = x.dims();
         check_width(["rope", "x"], &x.dims(), "[B, H, T, D]", width, call.attributes)?;
-        let table = table([length, width], call.attributes, x.device().inner())?;
-        Ok(vec![rope(x, &table, 0)?.into()])
+        let (table, offset) = table([length, width], call.attributes, x.device().inner())?;
+        Ok(vec![rope(x, &table, offset)?.into()])
     }
 
     #[cfg(feature = "cube")]
@@ -115,8 +119,8 @@ impl Operator for Row {
         let x = call.float::<4>(0);
         let dy = cotangents[0].clone().reshape(x.dims());
         let [_, _, length, width] = x.dims();
-        let table = table([length, width], call.attributes, x.device().inner()).ok()?;
-        Some(vec![kiln_ops::rope::backend::backward(dy, &table, 0).flatten(0, 2)])
+        let (table, offset) = table([length, width], call.attributes, x.device().inner()).ok()?;
+        Some(vec![kiln_ops::rope::backend::backward(dy, &table, offset).flatten(0, 2)])
     }
 
     fn in_place(&self) -> bool {

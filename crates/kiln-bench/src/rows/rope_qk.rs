@@ -39,8 +39,8 @@ impl Operator for Row {
         let [q, k] = [0, 1].map(|i| call.float::<4>(i));
         let [_, _, length, width] = q.dims();
         check_width([SPEC.name, "q"], &q.dims(), "[B, H, T, D]", width, call.attributes)?;
-        let table = table([length, width], call.attributes, q.device().inner())?;
-        let (q, k) = rope_qk(q, k, &table, 0)?;
+        let (table, offset) = table([length, width], call.attributes, q.device().inner())?;
+        let (q, k) = rope_qk(q, k, &table, offset)?;
         Ok(vec![q.into(), k.into()])
     }
 

@@ -81,8 +81,8 @@ impl Operator for Row {
         let width = all / total;
         let form = format!("[B, T, {total}·D]");
         check_width([SPEC.name, "qkv"], &qkv.dims(), &form, width, call.attributes)?;
-        let table = table([length, width], call.attributes, qkv.device().inner())?;
-        Ok(vec![rope_qkv(qkv, heads, kv_heads, &table, 0)?.into()])
+        let (table, offset) = table([length, width], call.attributes, qkv.device().inner())?;
+        Ok(vec![rope_qkv(qkv, heads, kv_heads, &table, offset)?.into()])
     }
 
     fn in_place(&self) -> bool {

@@ -93,39 +93,40 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    /// The broken ones, and the check that is meant for each.
-    pub(crate) const BROKEN: [(Self, Check); 31] = [
-        (Self::TailDropped, Check::Forward),
-        (Self::LastChunk, Check::Forward),
-        (Self::OnePercent, Check::Forward),
-        (Self::GradientTwoPercent, Check::Gradients),
-        (Self::InputOverwritten, Check::Inputs),
-        (Self::CotangentOverwritten, Check::Inputs),
-        (Self::SharedCotangentOverwritten, Check::Inputs),
-        (Self::SavedOverwritten, Check::Inputs),
-        (Self::StridesSwapped, Check::Forward),
-        (Self::PlanOfAnotherShape, Check::Forward),
-        (Self::FirstRow, Check::Written),
-        (Self::FirstRowUnseen, Check::Written),
-        (Self::Zeros, Check::Order),
-        (Self::PastTheEnd, Check::Guards),
-        (Self::PastTheRow, Check::Forward),
-        (Self::PastTheInput, Check::Forward),
-        (Self::Swallowed, Check::Forward),
-        (Self::Turned, Check::Forward),
-        (Self::Flat, Check::Forward),
-        (Self::NothingTaken, Check::Forward),
-        (Self::NothingWritten, Check::Written),
-        (Self::LeftInPlace, Check::Forward),
-        (Self::PastTheEndInPlace, Check::Guards),
-        (Self::NeverInPlace, Check::Written),
-        (Self::InPlaceUnsaid, Check::Written),
-        (Self::Shifted, Check::Bias),
-        (Self::AnotherEveryTime, Check::Repeat),
-        (Self::BesideInput, Check::Inputs),
-        (Self::BehindInput, Check::Inputs),
-        (Self::OtherType, Check::Forward),
-        (Self::OracleTwoPercent, Check::FiniteDifferences),
+    /// The broken ones, the check that is meant for each, and what a failure of it has to say, so that none is convicted by
+    /// what happens to be wrong, too.
+    pub(crate) const BROKEN: [(Self, Check, &[&str]); 31] = [
+        (Self::TailDropped, Check::Forward, &["off at row"]),
+        (Self::LastChunk, Check::Forward, &["off at row"]),
+        (Self::OnePercent, Check::Forward, &["off at row"]),
+        (Self::GradientTwoPercent, Check::Gradients, &["`grad.w` is", "off at row"]),
+        (Self::InputOverwritten, Check::Inputs, &["`x` is not what it was"]),
+        (Self::CotangentOverwritten, Check::Inputs, &["the cotangent of `y` is not"]),
+        (Self::SharedCotangentOverwritten, Check::Inputs, &["which another leaf has too, is not"]),
+        (Self::SavedOverwritten, Check::Inputs, &["of what the forward keeps is not"]),
+        (Self::StridesSwapped, Check::Forward, &["off at row"]),
+        (Self::PlanOfAnotherShape, Check::Forward, &["off at row"]),
+        (Self::FirstRow, Check::Written, &["never written"]),
+        (Self::FirstRowUnseen, Check::Written, &["but the audit saw"]),
+        (Self::Zeros, Check::Order, &["in turn", "off at row"]),
+        (Self::PastTheEnd, Check::Guards, &["bytes written outside it"]),
+        (Self::PastTheRow, Check::Forward, &["cut rows", "is NaN off"]),
+        (Self::PastTheInput, Check::Forward, &["is NaN off"]),
+        (Self::Swallowed, Check::Forward, &[" in `", "off at row"]),
+        (Self::Turned, Check::Forward, &["has shape"]),
+        (Self::Flat, Check::Forward, &["has shape"]),
+        (Self::NothingTaken, Check::Forward, &["is 0", "should have been refused"]),
+        (Self::NothingWritten, Check::Written, &["0×", "never written"]),
+        (Self::LeftInPlace, Check::Forward, &[", in place", "off at row"]),
+        (Self::PastTheEndInPlace, Check::Guards, &[", in place", "bytes written outside it"]),
+        (Self::NeverInPlace, Check::Written, &["no kernel could write"]),
+        (Self::InPlaceUnsaid, Check::Written, &["does not say so"]),
+        (Self::Shifted, Check::Bias, &["off at all elements"]),
+        (Self::AnotherEveryTime, Check::Repeat, &["two runs on the same data differ"]),
+        (Self::BesideInput, Check::Inputs, &["cut rows", "written around it"]),
+        (Self::BehindInput, Check::Inputs, &["written around it"]),
+        (Self::OtherType, Check::Forward, &["`y` is ", ", not "]),
+        (Self::OracleTwoPercent, Check::FiniteDifferences, &["the slope there"]),
     ];
 
     /// Whether it can be in this element type: what is rounded to 16 bits is off by as much as it may be, and more is wrong.
@@ -137,11 +138,6 @@ impl Mutant {
     pub(crate) fn in_place(self) -> bool {
         use Mutant::{InPlace, InPlaceUnsaid, LeftInPlace, PastTheEndInPlace};
         matches!(self, LeftInPlace | PastTheEndInPlace | InPlaceUnsaid | InPlace)
-    }
-
-    /// Whether it is wrong where that is done and nowhere else.
-    pub(crate) fn in_place_alone(self) -> bool {
-        matches!(self, Self::LeftInPlace | Self::PastTheEndInPlace)
     }
 
     /// Whether the operator says so.
@@ -158,7 +154,7 @@ impl Mutant {
     }
 
     fn of(number: u32) -> Self {
-        let broken = Self::BROKEN.map(|(mutant, _)| mutant);
+        let broken = Self::BROKEN.map(|(mutant, ..)| mutant);
         let all = broken.into_iter().chain([Self::OnceInAHundred, Self::NoNumber, Self::InPlace]);
         all.into_iter().find(|mutant| *mutant as u32 == number).unwrap_or(Self::None)
     }

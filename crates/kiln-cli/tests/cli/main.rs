@@ -468,9 +468,8 @@ fn a_precision_that_a_device_does_not_have_is_refused() {
         Ok(opened) => opened,
         Err(error) => return kiln_test::skip("wgpu", error),
     };
-    // A device that has it has all, and nothing is refused.
     if opened.device.supports_dtype(burn::tensor::DType::BF16) {
-        return kiln_test::skip("wgpu", "it has every precision here");
+        return kiln_test::skip("kernels", "wgpu has every precision here, and nothing is refused");
     }
     let train = ["train", "small.toml", "--set", "train.precision=bf16", "--device", "wgpu"];
     let line = error(place.path(), &train);

@@ -68,6 +68,13 @@ fn all(device: &Device) -> Vec<(DType, Family)> {
     let mut all: Vec<_> = of(DType::F32).collect();
     if device.supports_dtype(DType::BF16) {
         all.extend(of(DType::BF16));
+    } else {
+        kiln_test::skip("cuda", format!("bf16 on {device:?}"));
+    }
+    for (family, name) in [(Family::Wgmma, "wgmma"), (Family::Mma, "mma")] {
+        if all.iter().all(|(_, there)| *there != family) {
+            kiln_test::skip(name, format!("{device:?} has no {family}"));
+        }
     }
     all
 }
