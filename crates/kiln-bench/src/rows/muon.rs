@@ -64,6 +64,13 @@ static SPEC: Spec = Spec {
             default: "muon",
             kind: Kind::OneOf(&["muon", "polar_express"]),
         },
+        Attribute {
+            name: "learning_rate_scale",
+            default: "original",
+            kind: Kind::OneOf(&["original", "match_rms_adamw"]),
+        },
+        // Of the first of two matrices side by side; 0, all or more: there is one.
+        Attribute { name: "columns", default: "0", kind: Kind::IntegerAtLeast(0) },
     ],
     outputs: &[
         OutputSpec { name: "new_value", shape: &["...", "M", "N"], f32: true, constant: false },
@@ -74,7 +81,9 @@ static SPEC: Spec = Spec {
     kernel: true,
 };
 
-fn options(attributes: &Attributes, dtype: DType) -> MuonOptions {
+fn options(attributes: &Attributes, dtype: DType, columns: usize) -> MuonOptions {
+    let first = attributes.integer("columns") as usize;
+    let columns = columns.checked_sub(first).map_or(vec![], |rest| vec![first, rest]);
     MuonOptions {
         learning_rate: attributes.number("learning_rate"),
         momentum: attributes.number("momentum"),
@@ -84,8 +93,11 @@ fn options(attributes: &Attributes, dtype: DType) -> MuonOptions {
             steps: attributes.integer("steps") as usize,
             coefficients: coefficients(attributes),
         },
-        learning_rate_scale: LearningRateScale::Original,
-        columns: vec![],
+        learning_rate_scale: match attributes.word("learning_rate_scale") {
+            "match_rms_adamw" => LearningRateScale::MatchRmsAdamW,
+            _ => LearningRateScale::Original,
+        },
+        columns,
         dtype,
     }
 }
@@ -104,7 +116,7 @@ impl Operator for Row {
         let [value, grad, momentum] = [0, 1, 2].map(|i| call.shaped(i, shape));
         let missing = call.inputs[SCALE].shape().contains(&0);
         let scale = (!missing).then(|| call.float(SCALE));
-        let options = options(call.attributes, grad.dtype());
+        let options = options(call.attributes, grad.dtype(), shape[2]);
         let dtype = grad.dtype();
         let empty = || Tensor::empty(value.dims(), (&value.device(), dtype));
         let copy = (dtype != DType::F32).then(empty);
@@ -125,8 +137,9 @@ impl Operator for Row {
         let of = [value, grad, momentum].map(|of| &of.values[..]);
         let scale = scale.values.first().copied();
         // Numbers know how they are stored.
-        let options = options(call.attributes, DType::F32);
-        let [new, momentum] = oracle::forward(of, scale, stack(&value.shape), &options);
+        let shape = stack(&value.shape);
+        let options = options(call.attributes, DType::F32, shape[2]);
+        let [new, momentum] = oracle::forward(of, scale, shape, &options);
         let copy = new.iter().map(|p| p.stored()).collect();
         let all = [new, momentum, copy];
         all.map(|of| BoundedTensor::new(value.shape.clone(), of)).into()
@@ -170,6 +183,8 @@ impl Operator for Row {
             case(&[2, 3, 33, 17], true, 1).with("momentum", 0.0),
             case(&[3, 64, 64], true, 0),
             case(&[40, 264], false, 1).with("coefficients", "polar_express"),
+            case(&[48, 200], true, 1).with("learning_rate_scale", "match_rms_adamw"),
+            case(&[2, 72, 96], false, 1).with("columns", 64),
         ]
     }
 

@@ -8,6 +8,7 @@ mod common;
 mod attention;
 mod decoding;
 mod in_place;
+mod linear_cross_entropy;
 mod matmul_add;
 mod scan;
 

@@ -11,7 +11,6 @@ mod embedding;
 mod kasmina;
 mod kasmina_mlp;
 mod kasmina_seeds;
-mod linear_cross_entropy;
 mod matmul;
 mod mhc_post;
 mod mhc_post_pre;
