@@ -225,22 +225,59 @@ fn every_launch_finds_all_its_parts() {
     }
 }
 
+/// What all positions see of each other in float64, `[B, T, H·D]`, of what [`attention_qkv`] takes.
+fn expected_of(
+    qkv: &[f64],
+    [batch, length, heads, kv_heads, width]: [usize; 5],
+    options: AttentionOptions,
+) -> Vec<f64> {
+    let all = heads + 2 * kv_heads;
+    let of = |first: usize, count: usize| -> Vec<f64> {
+        let head = |b: usize, h: usize, t: usize| ((b * length + t) * all + first + h) * width;
+        let places = (0..batch).flat_map(|b| (0..count).map(move |h| (b, h)));
+        let rows = places.flat_map(|(b, h)| (0..length).map(move |t| head(b, h, t)));
+        rows.flat_map(|at| qkv[at..at + width].iter().copied()).collect()
+    };
+    let [q, k, v] =
+        [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)].map(|(f, c)| of(f, c));
+    let d = oracle::Dims { batch, heads, kv_heads, queries: length, keys: length, width };
+    let y = oracle::forward(&q, &k, &v, d, &oracle::Rule::new(options, width));
+    let head = |b: usize, t: usize, h: usize| ((b * heads + h) * length + t) * width;
+    let places = (0..batch).flat_map(|b| (0..length).map(move |t| (b, t)));
+    let rows = places.flat_map(|(b, t)| (0..heads).map(move |h| head(b, t, h)));
+    rows.flat_map(|at| y[at..at + width].iter().copied()).collect()
+}
+
 /// Positions come a few at a time: what they see is what they would see all at once.
 #[test]
 fn a_cache_is_filled_in_place() {
     let _alone = crate::alone();
     let (batch, capacity) = (2, 64);
-    let options = AttentionOptions::default();
+    let plain = AttentionOptions::default();
+    let cut = AttentionOptions { window: Some(7), softcap: Some(2.5), ..plain };
+    let scaled = AttentionOptions { scale: Some(0.4), ..plain };
     for device in devices() {
         for dtype in dtypes(&device) {
-            // The last on wgmma, where there is some.
-            for (heads, kv_heads, width) in [(4, 1, 24), (4, 2, 24), (4, 4, 24), (40, 2, 64)] {
+            // The last two on wgmma, where there is some.
+            for (heads, kv_heads, width, options) in [
+                (4, 1, 24, plain),
+                (4, 2, 24, cut),
+                (4, 2, 24, scaled),
+                (4, 4, 24, plain),
+                (40, 2, 64, plain),
+                (40, 2, 64, scaled),
+            ] {
                 let all = (heads + 2 * kv_heads) * width;
                 let length = 41;
                 let shape = [batch, length, all];
-                let (qkv, _) =
+                let (qkv, held) =
                     tensor(&numbers(shape.iter().product(), 5, 0.1), shape, dtype, &device);
-                let whole = attention_qkv(qkv.clone(), heads, kv_heads, None, options).unwrap();
+                let whole = expected_of(&held, [batch, length, heads, kv_heads, width], options);
+                let row = heads * width;
+                let seen = |start: usize, count: usize| -> Vec<f64> {
+                    let of = |b: usize| &whole[(b * length + start) * row..][..count * row];
+                    (0..batch).flat_map(of).copied().collect()
+                };
                 let mut cache =
                     KvCache::new([batch, kv_heads, capacity, width], dtype, &device).unwrap();
                 assert!(cache.filled().is_none());
@@ -250,9 +287,9 @@ fn a_cache_is_filled_in_place() {
                     for (start, count) in [(0, 20), (20, 1), (21, 1), (22, 3), (25, 16)] {
                         let new = qkv.clone().narrow(1, start, count);
                         let y = attention_cached(new, heads, &mut cache, options).unwrap();
-                        let expected = values(&whole.clone().narrow(1, start, count));
-                        let what = format!("{kv_heads} heads, {start}..{}", start + count);
-                        assert_near(&values(&y), &expected, dtype, 4, &what);
+                        let what =
+                            format!("{heads} heads, {options:?}, {start}..{}", start + count);
+                        assert_near(&values(&y), &seen(start, count), dtype, 4, &what);
                     }
                 });
                 assert!(!plans.iter().any(|plan| plan.contains("after a copy")), "{plans:?}");
@@ -270,8 +307,7 @@ fn a_cache_is_filled_in_place() {
                 assert_ne!(own, others);
                 cache.clear();
                 let y = attention_cached(qkv.clone().narrow(1, 0, 2), heads, &mut cache, options);
-                let expected = values(&whole.narrow(1, 0, 2));
-                assert_near(&values(&y.unwrap()), &expected, dtype, 4, "after it was cleared");
+                assert_near(&values(&y.unwrap()), &seen(0, 2), dtype, 4, "after it was cleared");
             }
         }
     }
