@@ -67,12 +67,12 @@ fn reports_replace_files_and_are_written_into_what_is_none() {
 
     // A pipe, then a file that has the table too.
     let (status, out, err) = kiln(place, &[&verify[..], &["/dev/stdout"]].concat());
-    assert!(status == 0 && out.ends_with(']'), "{out}{err}");
+    assert!(status == 0 && out.ends_with("\n]\n"), "{out}{err}");
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kiln"));
     let log = fs::OpenOptions::new().append(true).create(true).open(place.join("log")).unwrap();
     command.current_dir(place).args(verify).arg("/dev/stdout").stdout(log);
     assert!(command.output().unwrap().status.success());
-    assert!(fs::read_to_string(place.join("log")).unwrap().ends_with(']'));
+    assert!(fs::read_to_string(place.join("log")).unwrap().ends_with("\n]\n"));
 
     std::os::unix::fs::symlink("gone.json", place.join("nowhere.json")).unwrap();
     for (path, expected) in [
