@@ -169,22 +169,88 @@ fn gradients_of_a_tied_table() {
     }
 }
 
-/// What a call finds where memory that it changes stands between guards is what it finds without, and nothing is beside
-/// it. How often there was some.
+/// What a call finds where what it writes, and then memory that it changes, stands between guards is what it finds without,
+/// and nothing is beside it. How often there was some that it changes.
 #[track_caller]
 fn keeps_to_its_places(name: &str, device: &Device, call: impl Fn() -> Vec<f64>) -> usize {
     let expected = call();
     device.sync().unwrap();
-    let audit = Audit::begin_in_place();
-    let found = call();
-    device.sync().unwrap();
-    let places = audit.places();
-    for finding in audit.finish() {
-        let clean = finding.unwritten == 0 || !finding.full;
-        assert!(clean && finding.guard_bytes == 0 && finding.error.is_none(), "{name}: {finding}");
+    let (mut places, mut seen) = (0, 0);
+    for begin in [Audit::begin, Audit::begin_in_place] {
+        let audit = begin();
+        let found = call();
+        device.sync().unwrap();
+        places = audit.places();
+        let findings = audit.finish();
+        seen += findings.len();
+        for finding in findings {
+            let clean = finding.unwritten == 0 || !finding.full;
+            let clean = clean && finding.guard_bytes == 0 && finding.error.is_none();
+            assert!(clean, "{name}: {finding}");
+        }
+        assert_eq!(found, expected, "{name} on {device:?}");
     }
-    assert_eq!(found, expected, "{name} on {device:?}");
+    assert!(seen > 0, "{name} on {device:?}: nothing was seen");
     places
+}
+
+/// As a call does with several tensors in a launch, which the gate has no row for, and the same again and again.
+#[test]
+fn what_launches_of_several_write_is_between_guards() {
+    let _alone = crate::alone();
+    for device in kernel_devices() {
+        // More than a launch takes, of several sizes.
+        let shapes: Vec<[usize; 2]> = (1..45).map(|k| [k % 7 + 1, 64 * (k % 5 + 1)]).collect();
+        for dtype in dtypes(&device) {
+            let made = |shape: [usize; 2]| some(shape, &device).cast(dtype);
+            let copies = dtype != DType::F32;
+            let norms = || {
+                let mut batch = SumSquaresBatch::new();
+                shapes.iter().for_each(|shape| batch.push(made(*shape)).unwrap());
+                values(&batch.sum(some([13], &device)).unwrap())
+            };
+            let moved = || {
+                let mut batch = AdamWBatch::new(None, AdamWOptions::default()).unwrap();
+                for shape in &shapes {
+                    let [value, first] = [0, 1].map(|_| some(*shape, &device));
+                    let second = first.clone() * first.clone();
+                    let copy = copies.then(|| made(*shape));
+                    batch.push(Moving { value, first, second, copy }, made(*shape)).unwrap();
+                }
+                let mut moved = batch.step();
+                let all = std::iter::from_fn(|| moved.take::<2>());
+                all.flat_map(|Moving { value, first, second, copy }| {
+                    let copy = copy.map(|copy| values(&copy)).unwrap_or_default();
+                    [values(&value), values(&first), values(&second), copy].concat()
+                })
+                .collect()
+            };
+            let turned = || {
+                let weight = |_| {
+                    let [value, momentum] = [0, 1].map(|_| some([24, 64], &device));
+                    MuonWeight { value, momentum, copy: copies.then(|| made([24, 64])) }
+                };
+                let options = MuonOptions { dtype, ..MuonOptions::default() };
+                let grads = (0..19).map(|_| made([24, 64])).collect();
+                let moved = muon((0..19).map(weight).collect(), grads, None, &options).unwrap();
+                moved
+                    .iter()
+                    .flat_map(|of| [values(&of.value), values(&of.momentum)].concat())
+                    .collect()
+            };
+            let calls: [(&str, &dyn Fn() -> Vec<f64>); 3] =
+                [("sum_squares", &norms), ("adamw", &moved), ("muon", &turned)];
+            for (name, call) in calls {
+                let places = keeps_to_its_places(name, &device, call);
+                assert!(places > 0 || !is_cuda(&device), "{name}: nothing was in place");
+                let expected = call();
+                let repeats = if is_cuda(&device) { 100 } else { 5 };
+                for repeat in 0..repeats {
+                    assert!(call() == expected, "{name} on {device:?}, again {repeat}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Rules in Burn's own `ModuleOptimizer`.
 
+use crate::common::on_each;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{self, ModuleOptimizer, RecordState, StateSink};
@@ -59,89 +60,99 @@ fn burns(rule: &Rule, model: &Model) -> ModuleOptimizer {
 
 #[test]
 fn steps_are_those_of_kilns_optimizer() {
-    let device = Device::flex().autodiff();
-    for rule in rules() {
-        let mut model = Model::new(&device);
-        let mut other = model.clone();
-        let mut burns = burns(&rule, &model);
-        let others = Settings::from(AdamWConfig::new().with_beta2(0.95));
-        let mut kilns =
-            Optimizer::new(Settings::from(rule)).with_group(below_rank_two(&model), others);
-        let before = model.numbers();
-        for step in 0..10 {
-            let gradients = model.gradients(step, &device);
-            model = burns.step(1e-2, model, gradients);
-            let gradients = other.gradients(step, &device);
-            other = kilns.step(other, gradients, 1e-2);
-            assert!(model.numbers() == other.numbers(), "step {step}");
+    on_each(|device| {
+        let device = device.autodiff();
+        for rule in rules() {
+            let mut model = Model::new(&device);
+            let mut other = model.clone();
+            let mut burns = burns(&rule, &model);
+            let others = Settings::from(AdamWConfig::new().with_beta2(0.95));
+            let mut kilns =
+                Optimizer::new(Settings::from(rule)).with_group(below_rank_two(&model), others);
+            let before = model.numbers();
+            for step in 0..10 {
+                let gradients = model.gradients(step, &device);
+                model = burns.step(1e-2, model, gradients);
+                let gradients = other.gradients(step, &device);
+                other = kilns.step(other, gradients, 1e-2);
+                assert!(model.numbers() == other.numbers(), "step {step}");
+            }
+            assert!(model.numbers().iter().zip(before).all(|(after, before)| *after != before));
         }
-        assert!(model.numbers().iter().zip(before).all(|(after, before)| *after != before));
-    }
+    });
 }
 
 #[test]
 fn a_saved_state_goes_on_bit_for_bit() {
-    let device = Device::flex().autodiff();
-    for rule in rules() {
-        let mut model = Model::new(&device);
-        let mut optimizer = burns(&rule, &model);
-        for step in 0..3 {
-            let gradients = model.gradients(step, &device);
-            model = optimizer.step(1e-2, model, gradients);
+    on_each(|device| {
+        let device = device.autodiff();
+        for rule in rules() {
+            let mut model = Model::new(&device);
+            let mut optimizer = burns(&rule, &model);
+            for step in 0..3 {
+                let gradients = model.gradients(step, &device);
+                model = optimizer.step(1e-2, model, gradients);
+            }
+            let mut resumed = model.clone();
+            let bytes = optimizer.into_bytes().unwrap();
+            let loaded = burns(&rule, &resumed).from_bytes(bytes).unwrap();
+            // What is saved once more before it moves is the same.
+            let bytes = loaded.into_bytes().unwrap();
+            let mut loaded = burns(&rule, &resumed).from_bytes(bytes).unwrap();
+            let mut fresh = (burns(&rule, &resumed), resumed.clone());
+            for step in 3..6 {
+                let gradients = model.gradients(step, &device);
+                model = optimizer.step(1e-2, model, gradients);
+                let gradients = resumed.gradients(step, &device);
+                resumed = loaded.step(1e-2, resumed, gradients);
+                let gradients = fresh.1.gradients(step, &device);
+                fresh.1 = fresh.0.step(1e-2, fresh.1, gradients);
+            }
+            assert!(model.numbers() == resumed.numbers());
+            // One that has forgotten goes elsewhere.
+            assert!(model.numbers() != fresh.1.numbers());
         }
-        let mut resumed = model.clone();
-        let bytes = optimizer.into_bytes().unwrap();
-        let loaded = burns(&rule, &resumed).from_bytes(bytes).unwrap();
-        // What is saved once more before it moves is the same.
-        let bytes = loaded.into_bytes().unwrap();
-        let mut loaded = burns(&rule, &resumed).from_bytes(bytes).unwrap();
-        let mut fresh = (burns(&rule, &resumed), resumed.clone());
-        for step in 3..6 {
-            let gradients = model.gradients(step, &device);
-            model = optimizer.step(1e-2, model, gradients);
-            let gradients = resumed.gradients(step, &device);
-            resumed = loaded.step(1e-2, resumed, gradients);
-            let gradients = fresh.1.gradients(step, &device);
-            fresh.1 = fresh.0.step(1e-2, fresh.1, gradients);
-        }
-        assert!(model.numbers() == resumed.numbers());
-        // One that has forgotten goes elsewhere.
-        assert!(model.numbers() != fresh.1.numbers());
-    }
+    });
 }
 
 #[test]
 fn a_state_of_another_rule_counts_for_nothing() {
-    let device = Device::flex().autodiff();
-    let model = Model::new(&device);
-    let [adamw, muon] = rules();
-    for (from, to) in [(&adamw, &muon), (&muon, &adamw)] {
-        let mut optimizer = ModuleOptimizer::from(from.clone());
-        optimizer.step(1e-2, model.clone(), model.gradients(0, &device));
-        let bytes = optimizer.into_bytes().unwrap();
-        let step = |mut optimizer: ModuleOptimizer| {
-            optimizer.step(1e-2, model.clone(), model.gradients(1, &device)).wide.weight.val()
-        };
-        let loaded = step(ModuleOptimizer::from(to.clone()).from_bytes(bytes).unwrap());
-        let fresh = step(ModuleOptimizer::from(to.clone()));
-        assert_eq!(loaded.into_data(), fresh.into_data());
-    }
+    on_each(|device| {
+        let device = device.autodiff();
+        let model = Model::new(&device);
+        let [adamw, muon] = rules();
+        for (from, to) in [(&adamw, &muon), (&muon, &adamw)] {
+            let mut optimizer = ModuleOptimizer::from(from.clone());
+            optimizer.step(1e-2, model.clone(), model.gradients(0, &device));
+            let bytes = optimizer.into_bytes().unwrap();
+            let step = |mut optimizer: ModuleOptimizer| {
+                optimizer.step(1e-2, model.clone(), model.gradients(1, &device)).wide.weight.val()
+            };
+            let loaded = step(ModuleOptimizer::from(to.clone()).from_bytes(bytes).unwrap());
+            let fresh = step(ModuleOptimizer::from(to.clone()));
+            assert_eq!(loaded.into_data(), fresh.into_data());
+        }
+    });
 }
 
 #[test]
 fn the_state_of_16_bits_is_f32() {
-    let device = Device::flex();
-    for rule in rules() {
-        let ones = Tensor::<2>::ones([4, 6], (&device, DType::BF16));
-        let zeros = ones.zeros_like();
-        let step = optim::Optimizer::step(&rule, 1e-2, ones, zeros, None);
-        let (value, state) = (step.0, step.1.unwrap());
-        assert_eq!(value.dtype(), DType::BF16);
-        let numbers = value.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap();
-        assert!(numbers.iter().all(|x| x.is_finite()), "{numbers:?}");
-        let mut sink = StateSink::default();
-        state.state_flatten("p", &mut sink);
-        assert!(!sink.tensors.is_empty());
-        assert!(sink.tensors.iter().all(|(_, data)| data.dtype() == DType::F32));
-    }
+    on_each(|device| {
+        for rule in rules() {
+            // wgpu has no bf16.
+            let bf16 = device.supports_dtype(DType::BF16);
+            let dtype = if bf16 { DType::BF16 } else { DType::F16 };
+            let ones = Tensor::<2>::ones([4, 6], (&device, dtype));
+            let zeros = ones.zeros_like();
+            let step = optim::Optimizer::step(&rule, 1e-2, ones, zeros, None);
+            let (value, state) = (step.0, step.1.unwrap());
+            assert_eq!(value.dtype(), dtype);
+            let numbers = value.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap();
+            assert!(numbers.iter().all(|x| x.is_finite()), "{numbers:?}");
+            let mut sink = StateSink::default();
+            state.state_flatten("p", &mut sink);
+            assert!(!sink.tensors.is_empty());
+            assert!(sink.tensors.iter().all(|(_, data)| data.dtype() == DType::F32));
+        }
+    });
 }

@@ -1,6 +1,7 @@
-//! Numbers of the tests.
+//! Numbers of the tests, and where they run.
 
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_ops::device;
 
 /// The same numbers every time, between -1 and 1.
 pub fn numbers(count: usize, start: usize) -> Vec<f32> {
@@ -11,4 +12,14 @@ pub fn numbers(count: usize, start: usize) -> Vec<f32> {
 pub fn tensor<const D: usize>(shape: [usize; D], start: usize, device: &Device) -> Tensor<D> {
     let data = numbers(shape.iter().product(), start);
     Tensor::from_data(TensorData::new(data, shape), device)
+}
+
+/// Runs a test on the CPU and on the device that runs kernels.
+pub fn on_each(test: impl Fn(Device)) {
+    let kernels = kiln_test::device(device::open).map(|opened| opened.device);
+    for device in std::iter::once(Device::flex()).chain(kernels) {
+        // Seen where it fails.
+        println!("on {device:?}");
+        test(device);
+    }
 }

@@ -1,5 +1,6 @@
 //! Rules in the `Learner` of burn-train.
 
+use crate::common::on_each;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
@@ -136,33 +137,34 @@ impl Drop for Folder {
 
 #[test]
 fn a_learner_steps_by_rules_and_goes_on_from_its_checkpoint() {
-    let device = Device::flex();
-    let rules = [
-        Rule::from(AdamWConfig::new().with_weight_decay(0.1)),
-        Rule::from(MuonConfig::new().with_weight_decay(0.1)),
-    ];
-    for (name, rule) in ["adamw", "muon"].iter().zip(&rules) {
-        let model = Model::new(&device.clone().autodiff());
-        let begun = model.numbers();
-        let whole = Folder::new(&format!("{name}-whole"));
-        let learned = learn(rule, &model, &whole.0, [0, EPOCHS], &device);
-        assert_ne!(learned, begun, "{name}");
+    on_each(|device| {
+        let rules = [
+            Rule::from(AdamWConfig::new().with_weight_decay(0.1)),
+            Rule::from(MuonConfig::new().with_weight_decay(0.1)),
+        ];
+        for (name, rule) in ["adamw", "muon"].iter().zip(&rules) {
+            let model = Model::new(&device.clone().autodiff());
+            let begun = model.numbers();
+            let whole = Folder::new(&format!("{name}-whole"));
+            let learned = learn(rule, &model, &whole.0, [0, EPOCHS], &device);
+            assert_ne!(learned, begun, "{name}");
 
-        // The same steps without a learner.
-        let (mut stepped, mut by_hand) = (model.clone(), optimizer(rule));
-        for _ in 0..EPOCHS {
-            for batch in loader(&device.clone().autodiff()).iter() {
-                let output = TrainStep::step(&stepped, batch.unwrap());
-                stepped = by_hand.step(RATE, stepped, output.grads);
+            // The same steps without a learner.
+            let (mut stepped, mut by_hand) = (model.clone(), optimizer(rule));
+            for _ in 0..EPOCHS {
+                for batch in loader(&device.clone().autodiff()).iter() {
+                    let output = TrainStep::step(&stepped, batch.unwrap());
+                    stepped = by_hand.step(RATE, stepped, output.grads);
+                }
             }
-        }
-        assert_eq!(learned, stepped.numbers(), "{name}");
+            assert_eq!(learned, stepped.numbers(), "{name}");
 
-        let parts = Folder::new(&format!("{name}-parts"));
-        let first = learn(rule, &model, &parts.0, [0, 1], &device);
-        assert_ne!(first, learned, "{name}");
-        // As another process would: with a model of other ids and numbers.
-        let other = Model::new(&device.clone().autodiff());
-        assert_eq!(learn(rule, &other, &parts.0, [1, EPOCHS], &device), learned, "{name}");
-    }
+            let parts = Folder::new(&format!("{name}-parts"));
+            let first = learn(rule, &model, &parts.0, [0, 1], &device);
+            assert_ne!(first, learned, "{name}");
+            // As another process would: with a model of other ids and numbers.
+            let other = Model::new(&device.clone().autodiff());
+            assert_eq!(learn(rule, &other, &parts.0, [1, EPOCHS], &device), learned, "{name}");
+        }
+    });
 }

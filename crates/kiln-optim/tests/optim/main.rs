@@ -1,4 +1,4 @@
-//! The optimizers, and training with them, on the CPU.
+//! The optimizers, and training with them, on the CPU and where kernels run.
 #![cfg(feature = "flex")]
 
 mod adamw;
