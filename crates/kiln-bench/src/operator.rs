@@ -5,7 +5,7 @@ pub use crate::dims::Dims;
 use crate::attributes::{Attribute, Attributes};
 use crate::dims::{SHRUNK, shrink};
 use crate::host::{BoundedTensor, HostTensor, Input};
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
@@ -202,8 +202,8 @@ pub struct Case {
     pub shapes: Vec<Vec<usize>>,
     /// Attributes.
     pub attributes: Vec<(&'static str, String)>,
-    /// An input whose numbers are no average ones.
-    pub special: Option<(&'static str, Special)>,
+    /// What holds numbers that are no average ones.
+    pub special: Option<(Holder, Special)>,
 }
 
 impl Case {
@@ -249,8 +249,8 @@ impl std::fmt::Display for Case {
         for (name, value) in &self.attributes {
             write!(f, " {name}={value}")?;
         }
-        if let Some((input, special)) = self.special {
-            write!(f, ", {} in `{input}`", special.name())?;
+        if let Some((holder, special)) = self.special {
+            write!(f, ", {} in {holder}", special.name())?;
         }
         Ok(())
     }
@@ -471,8 +471,8 @@ pub trait Operator: Sync {
         case
     }
 
-    /// Whether the results are defined, and the same everywhere, if this input holds such numbers.
-    fn takes(&self, _input: &str, special: Special) -> bool {
+    /// Whether the results are defined, and the same everywhere, if this holds such numbers.
+    fn takes(&self, _holder: Holder, special: Special) -> bool {
         special != Special::Masked
     }
 

@@ -7,7 +7,25 @@ use rand::{Rng, RngExt};
 /// What is far from 0 beside normal numbers, and not so far that sigmoids of it are no numbers of f32.
 const FAR: f64 = 30.0;
 
-/// What an input of a case holds instead of, or among, normal numbers.
+/// What holds special numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    /// The input of this name.
+    Input(&'static str),
+    /// The cotangent of the output of this name.
+    Cotangent(&'static str),
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Input(name) => write!(f, "`{name}`"),
+            Self::Cotangent(name) => write!(f, "the cotangent of `{name}`"),
+        }
+    }
+}
+
+/// What an input or a cotangent of a case holds instead of, or among, normal numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
     /// A few infinities of both signs.

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 use kiln_bench::gate::{self, Check, Options, Report};
 use kiln_bench::host::{BoundedTensor, HostTensor, Input};
 use kiln_bench::registry::{self, Call, Case, Dims, HostCall, Operator, Output, Scale, Spec, Work};
-use kiln_bench::special::Special;
+use kiln_bench::special::{Holder, Special};
 use kiln_ops::{OpError, device};
 
 /// An operator with a gradient that is too large by a factor.
@@ -60,10 +60,10 @@ impl Operator for Off {
     }
 
     // An infinity less itself is no number.
-    fn takes(&self, input: &str, special: Special) -> bool {
+    fn takes(&self, holder: Holder, special: Special) -> bool {
         special != Special::Infinities
             && special != Special::Masked
-            && self.op.takes(input, special)
+            && self.op.takes(holder, special)
     }
 
     fn operations(&self, dims: &Dims) -> usize {

@@ -4,7 +4,7 @@ use crate::attributes::Attributes;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::InputSpec;
 use crate::registry::{Case, Holds, HostCall, Operator};
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use burn::tensor::DType;
 use kiln_ops::oracle::{Format, Rounding};
 use rand::{Rng, RngExt};
@@ -16,7 +16,7 @@ pub struct Data {
     pub inputs: Vec<HostTensor>,
     /// Attributes.
     pub attributes: Attributes,
-    /// Whether inputs hold what is no average number: roundings are alike then, of results that are.
+    /// Whether an input or a cotangent holds what is no average number: roundings are alike then, of results that are.
     pub special: Option<Special>,
     /// Whether an input has no elements, and results hardly any then.
     pub empty: bool,
@@ -64,6 +64,13 @@ impl Data {
                 if output.constant {
                     cotangent.values.fill(0.0);
                 }
+                match case.special {
+                    Some((Holder::Cotangent(name), special)) if name == output.name => {
+                        let format = if output.f32 { Format::F32 } else { rounding.format };
+                        special.put(&mut cotangent, format, rng);
+                    }
+                    _ => {}
+                }
                 cotangents.push(cotangent.rounded(dtype));
             }
             gradients = op.oracle_backward(&call, &bounded(&cotangents));
@@ -101,7 +108,7 @@ pub(super) fn inputs(
             let mut tensor = HostTensor::normal(shape, input.mean, rng);
             let format = if input.holds.is_f32() { Format::F32 } else { format };
             match case.special {
-                Some((name, special)) if name == input.name => {
+                Some((Holder::Input(name), special)) if name == input.name => {
                     special.put(&mut tensor, format, rng);
                 }
                 _ => {}

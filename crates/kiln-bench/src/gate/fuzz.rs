@@ -3,8 +3,8 @@
 use super::report::{LeftOut, Why};
 use crate::dims::sizes_of;
 use crate::operator::Holds;
-use crate::registry::{Case, Dims, InputSpec, Operator};
-use crate::special::Special;
+use crate::registry::{Case, Dims, Operator};
+use crate::special::{Holder, Special};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
 use rand::{Rng, RngExt};
@@ -42,10 +42,24 @@ pub(super) fn case(op: &dyn Operator, rng: &mut impl Rng) -> Case {
     }
 }
 
-/// The inputs that may hold special numbers.
-fn float_inputs(op: &dyn Operator) -> impl Iterator<Item = (usize, &'static InputSpec)> {
+/// What may hold special numbers: inputs, each with its number, and cotangents.
+fn holders(op: &dyn Operator) -> [Vec<(Option<usize>, Holder)>; 2] {
+    let spec = op.spec();
     let float = |holds| matches!(holds, Holds::Float | Holds::F32 | Holds::OptionalF32);
-    op.spec().inputs.iter().enumerate().filter(move |(_, input)| float(input.holds))
+    let inputs = spec.inputs.iter().enumerate().filter(|(_, input)| float(input.holds));
+    let inputs = inputs.map(|(i, input)| (Some(i), Holder::Input(input.name)));
+    let outputs = spec.outputs.iter().filter(|output| spec.differentiable && !output.constant);
+    let cotangents = outputs.map(|output| (None, Holder::Cotangent(output.name)));
+    [inputs.collect(), cotangents.collect()]
+}
+
+/// How many of those that take a kind of numbers have it, in turns.
+fn turns(of: &[(Option<usize>, Holder)]) -> usize {
+    match of.first() {
+        Some((_, Holder::Input(_))) => OF_A_KIND.min(of.len()),
+        Some((_, Holder::Cotangent(_))) => 1,
+        None => 0,
+    }
 }
 
 /// Whether there are cases with these numbers on a device: WGSL does not say what becomes of NaN and infinities.
@@ -53,50 +67,56 @@ fn has(device: &Device, kind: Special) -> bool {
     kind.finite() || !device::is_cube(device) || device::is_cuda(device)
 }
 
-/// Which inputs hold which special numbers in no case, and why.
+/// Which inputs and cotangents hold which special numbers in no case, and why.
 pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> {
     let there = special(op, device);
     let mut left_out = BTreeSet::new();
     for kind in Special::ALL {
-        let taken: Vec<_> =
-            float_inputs(op).filter(|(_, input)| op.takes(input.name, kind)).collect();
-        // Masks are for those who say so.
-        if kind == Special::Masked && taken.is_empty() {
-            continue;
-        }
-        for (_, input) in float_inputs(op) {
-            let held = there.iter().any(|case| case.special == Some((input.name, kind)));
-            let takes = taken.iter().any(|(_, other)| other.name == input.name);
-            let why = match (has(device, kind), takes, held) {
-                (false, ..) => Why::Device,
-                (_, false, _) => Why::Operator,
-                (.., false) if taken.len() > OF_A_KIND => Why::OtherInputs,
-                (.., false) => Why::NoCase,
-                _ => continue,
-            };
-            let (numbers, input) = (kind.name().into(), input.name.into());
-            left_out.insert(LeftOut { numbers, input, why });
+        for all in holders(op) {
+            let mut taken = all.clone();
+            taken.retain(|(_, holder)| op.takes(*holder, kind));
+            // Masks are for those who say so.
+            if kind == Special::Masked && taken.is_empty() {
+                continue;
+            }
+            for (_, holder) in all {
+                let held = there.iter().any(|case| case.special == Some((holder, kind)));
+                let takes = taken.iter().any(|(_, other)| *other == holder);
+                let why = match (has(device, kind), takes, held) {
+                    (false, ..) => Why::Device,
+                    (_, false, _) => Why::Operator,
+                    (.., false) if taken.len() > turns(&taken) => Why::OtherInputs,
+                    (.., false) => Why::NoCase,
+                    _ => continue,
+                };
+                let input = match holder {
+                    Holder::Input(name) => name.into(),
+                    Holder::Cotangent(_) => holder.to_string(),
+                };
+                left_out.insert(LeftOut { numbers: kind.name().into(), input, why });
+            }
         }
     }
     left_out
 }
 
 /// Cases with numbers that are no average ones, one for each kind of them and each float input that takes them, of more than
-/// three inputs three in turn, and of the small ones of the registry's cases in turn.
+/// three inputs three in turn, and a cotangent in turn, and of the small ones of the registry's cases in turn.
 pub(super) fn special(op: &dyn Operator, device: &Device) -> Vec<Case> {
     let cases: Vec<Case> =
         op.cases().into_iter().filter(|case| size(case) >= 16 && !large(case)).collect();
     let mut special = vec![];
     let kinds = Special::ALL.into_iter().enumerate();
     for (turn, kind) in kinds.filter(|(_, kind)| has(device, *kind)) {
-        let inputs: Vec<_> =
-            float_inputs(op).filter(|(_, input)| op.takes(input.name, kind)).collect();
-        let these = inputs.iter().cycle().skip(turn * OF_A_KIND).take(inputs.len().min(OF_A_KIND));
-        for (i, input) in these {
-            let there = |case: &&Case| !case.shapes[*i].contains(&0);
-            let mut others = cases.iter().cycle().skip(special.len()).take(cases.len());
-            if let Some(case) = others.find(there) {
-                special.push(Case { special: Some((input.name, kind)), ..case.clone() });
+        for mut taken in holders(op) {
+            taken.retain(|(_, holder)| op.takes(*holder, kind));
+            let count = turns(&taken);
+            for (i, holder) in taken.iter().cycle().skip(turn * count).take(count) {
+                let there = |case: &&Case| i.is_none_or(|i| !case.shapes[i].contains(&0));
+                let mut others = cases.iter().cycle().skip(special.len()).take(cases.len());
+                if let Some(case) = others.find(there) {
+                    special.push(Case { special: Some((*holder, kind)), ..case.clone() });
+                }
             }
         }
     }

@@ -98,12 +98,12 @@ pub struct Stressed {
     pub case: String,
 }
 
-/// Special numbers that no case has in an input.
+/// Special numbers that no case has in an input or a cotangent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Which numbers.
     pub numbers: String,
-    /// Of which input.
+    /// In which input; `the cotangent of` an output, which this names.
     pub input: String,
     /// Why.
     pub why: Why,
@@ -117,7 +117,7 @@ pub enum Why {
     Device,
     /// Nor does the operator, or they cannot be.
     Operator,
-    /// Other inputs have them, in turns.
+    /// Other inputs, or cotangents, have them, in turns.
     OtherInputs,
     /// No case that is small has such an input.
     NoCase,

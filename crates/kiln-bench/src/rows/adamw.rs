@@ -4,7 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::adamw::{AdamWOptions, Moving, adamw, oracle};
@@ -139,9 +139,11 @@ impl Operator for Row {
     }
 
     // A mean of squares is not below 0.
-    fn takes(&self, input: &str, special: Special) -> bool {
-        let left_out = match input {
-            "second" => &[Special::Masked, Special::Infinities, Special::Cancelling][..],
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        let left_out = match holder {
+            Holder::Input("second") => {
+                &[Special::Masked, Special::Infinities, Special::Cancelling][..]
+            }
             _ => &[Special::Masked],
         };
         !left_out.contains(&special)

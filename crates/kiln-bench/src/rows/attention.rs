@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::{replace, shrink};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -247,7 +247,7 @@ impl Operator for Row {
         sizes.into_iter().chain([batches]).collect()
     }
 
-    fn takes(&self, _input: &str, special: Special) -> bool {
+    fn takes(&self, _holder: Holder, special: Special) -> bool {
         takes(special)
     }
 

@@ -8,7 +8,7 @@ use crate::attributes::Attributes;
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use burn::tensor::DType;
 use kiln_ops::OpError;
 use kiln_ops::attention::{WIDEST, attention_qkv, oracle};
@@ -175,7 +175,7 @@ impl Operator for Row {
     }
 
     // With queries and keys both far from 0 scores are beyond f16.
-    fn takes(&self, _input: &str, special: Special) -> bool {
+    fn takes(&self, _holder: Holder, special: Special) -> bool {
         takes(special) && !matches!(special, Special::Offset | Special::Cancelling)
     }
 

@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::Spot;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -200,8 +200,9 @@ impl Operator for Row {
 
     // Which parts of complex numbers are infinite, or no numbers, hangs on how products are made. A real z may be an
     // eigenvalue, or as near to one as to have no bound.
-    fn takes(&self, input: &str, special: Special) -> bool {
-        let real = input == "z" && matches!(special, Special::Zeros | Special::Subnormals);
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        let real =
+            holder == Holder::Input("z") && matches!(special, Special::Zeros | Special::Subnormals);
         !real && !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 

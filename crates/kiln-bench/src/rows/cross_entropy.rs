@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
 #[cfg(feature = "cube")]
@@ -114,8 +114,8 @@ impl Operator for Row {
     }
 
     // Classes that are masked, too.
-    fn takes(&self, _input: &str, _special: Special) -> bool {
-        true
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        special != Special::Masked || matches!(holder, Holder::Input(_))
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

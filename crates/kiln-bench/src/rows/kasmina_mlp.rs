@@ -8,7 +8,7 @@ use crate::attributes::Attributes;
 use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
 #[cfg(feature = "cube")]
@@ -179,8 +179,9 @@ impl Operator for Row {
     }
 
     // Rows beyond the last are zeros, and are multiplied.
-    fn takes(&self, input: &str, special: Special) -> bool {
-        special != Special::Masked && (input, special) != ("mlps", Special::Infinities)
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        special != Special::Masked
+            && (holder, special) != (Holder::Input("mlps"), Special::Infinities)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -5,6 +5,7 @@ use super::elements;
 use crate::dims::shrink;
 use crate::host::BoundedTensor;
 use crate::operator::*;
+use crate::special::{Holder, Special};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -117,6 +118,12 @@ impl Operator for Row {
         let mut pairs = shrink(dims, |_, _| true);
         pairs.push([128, kiln_ops::linear_cross_entropy::chunk_rows(rows, classes, dtype)]);
         pairs
+    }
+
+    // Gradients are made with the loss and multiplied then: those of rows that are ignored, 0, too.
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        let cotangent = matches!(holder, Holder::Cotangent(_));
+        special != Special::Masked && (special.finite() || !cotangent)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -4,7 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -189,8 +189,8 @@ impl Operator for Row {
         super::mhc_post::shrink_tokens(dims)
     }
 
-    fn takes(&self, input: &str, special: Special) -> bool {
-        takes(input, special)
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        takes(holder, special)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {
@@ -261,8 +261,8 @@ pub(super) fn vary(mut case: Case, number: u64, at: usize) -> Case {
 
 /// φ and γ are multiplied as sums of two numbers of 16 bits, of which an infinity is none. And what is far from 0 in a weight
 /// leaves gradients of sigmoids that f16 does not hold.
-pub(super) fn takes(input: &str, special: Special) -> bool {
-    let weight = ["phi", "gamma", "alpha", "bias"].contains(&input);
+pub(super) fn takes(holder: Holder, special: Special) -> bool {
+    let weight = matches!(holder, Holder::Input("phi" | "gamma" | "alpha" | "bias"));
     let left_out = [Special::Infinities, Special::Offset, Special::Cancelling].contains(&special);
     !(weight && left_out) && special != Special::Masked
 }

@@ -3,7 +3,7 @@
 use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::Special;
+use crate::special::{Holder, Special};
 use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -105,7 +105,7 @@ impl Operator for Row {
     }
 
     // Zeros of the other factor are multiplied with, or left out, a tile of them at a time.
-    fn takes(&self, _input: &str, special: Special) -> bool {
+    fn takes(&self, _holder: Holder, special: Special) -> bool {
         !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
     }
 

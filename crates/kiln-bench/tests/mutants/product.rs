@@ -148,8 +148,8 @@ impl Mutant {
     /// Whether it needs CUDA: WebGPU writes nothing in the place of what it reads, reads and writes nothing outside a binding,
     /// and has no rule for NaN.
     pub(crate) fn on_cuda(self) -> bool {
-        use Mutant::{BehindInput, NeverInPlace, PastTheEnd, PastTheInput, Swallowed};
-        let others = [PastTheEnd, PastTheInput, Swallowed, NeverInPlace, BehindInput];
+        use Mutant::{BehindInput, NeverInPlace, PastTheInput, Swallowed};
+        let others = [PastTheInput, Swallowed, NeverInPlace, BehindInput];
         others.contains(&self) || self.in_place()
     }
 

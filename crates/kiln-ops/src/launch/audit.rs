@@ -221,8 +221,8 @@ pub(crate) fn output(
         DType::U32,
     )
     .handle;
-    let inside =
-        whole.clone().offset_start(GUARD as u64).offset_end((GUARD + padded - bytes) as u64);
+    // To the end of the guard: what is written outside a binding is dropped by WebGPU.
+    let inside = whole.clone().offset_start(GUARD as u64);
     records().push(Record {
         op,
         name,
