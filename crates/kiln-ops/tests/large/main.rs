@@ -325,7 +325,13 @@ fn weights_of_rows_beyond_two_to_the_32() {
             Tensor::<2>::random(shape, distribution, (device, dtype(device)))
         };
         let ones = Tensor::<1>::ones([width], (device, dtype(device)));
-        adds_up("rms_norm", [width; 2], ones, |x, weight| rms_norm(x, weight, 1e-5).unwrap());
+        adds_up("rms_norm", [width; 2], ones.clone(), |x, weight| {
+            rms_norm(x, weight, 1e-5).unwrap()
+        });
+        adds_up("add_rms_norm", [width; 2], ones, |x, weight| {
+            let (sum, y) = add_rms_norm(x.clone(), x * 0.5, weight, 1e-5).unwrap();
+            sum + y
+        });
         adds_up("matmul", [width, 64], normal([width, 64], 1.0 / 64.0), |x, weight| {
             matmul(x, weight, MatmulOptions::default()).unwrap()
         });
@@ -333,7 +339,36 @@ fn weights_of_rows_beyond_two_to_the_32() {
         adds_up("swiglu_mlp", [width; 2], normal([width, 32], 1.0 / 64.0), |x, gate| {
             swiglu_mlp(x, gate, up.clone().autodiff(), down.clone().autodiff()).unwrap()
         });
+        adds_up("matmul_add", [width; 2], normal([64, width], 1.0 / 8.0), |x, b| {
+            matmul_add(x.clone().narrow(1, 0, 64), b, x, MatmulOptions::default()).unwrap()
+        });
+        let seeds = |blend: Blend| {
+            let (state, blueprint) = (SeedState::Grafting, Some(1));
+            let seed = Seed { state, blueprint, alpha: 0.3, blend, ..Seed::default() };
+            Seeds::new(&[seed; 128], device).unwrap()
+        };
+        let options = KasminaOptions::default();
+        let blueprints = random(2, width, device);
+        adds_up("kasmina", [width; 2], blueprints.clone(), |x, table| {
+            kasmina(x, table, &seeds(Seed::default().blend), options).unwrap().0
+        });
+        let mlps = normal([2 * mlp_rows(32), 32], 0.1).reshape([2, mlp_rows(32), 32]);
+        adds_up("kasmina_mlp", [width; 2], mlps, |x, mlps| {
+            let table = blueprints.clone().autodiff();
+            kasmina_mlp(x, table, mlps, &seeds(Blend::Mlp), options).unwrap().0
+        });
         let streams = Streams::new(width, device);
+        adds_up("mhc_post_pre", [width; 2], streams.phi.clone(), |x, phi| {
+            let rows = x.dims()[0];
+            let x = streams.of(x);
+            let MhcPre { h_in, h_post, h_res } =
+                streams.pre(x.clone(), streams.phi.clone().autodiff());
+            let post = MhcPost { x, f: h_in, h_post, h_res };
+            let [alpha, bias] = [&streams.alpha, &streams.bias].map(|of| of.clone().autodiff());
+            let options = MhcPreOptions::default();
+            let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
+            (y + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
+        });
         adds_up("mhc_pre", [width, width / STREAMS], streams.phi.clone(), |x, phi| {
             let x = streams.of(x);
             let rows = x.dims()[1];
@@ -350,10 +385,31 @@ fn losses_of_products_of_rows_beyond_two_to_the_32() {
         let x = random(rows(device, width), width, device);
         let distribution = Distribution::Normal(0.0, 1.0 / 64.0);
         let weight = Tensor::<2>::random([width, classes], distribution, (device, dtype(device)));
-        agree_on_losses(x, 60, |x, targets| {
-            let options = CrossEntropyOptions::default();
+        let options = CrossEntropyOptions::default();
+        agree_on_losses(x.clone(), 60, |x, targets| {
             linear_cross_entropy(x, weight.clone().autodiff(), targets, options).unwrap()
         });
+        // The gradient of the weight: of some rows, where all others are ignored.
+        let gradient = |x: Tensor<2>, targets: Tensor<1, Int>| {
+            let leaf = weight.clone().autodiff().require_grad();
+            let (x, targets) = (x.autodiff(), targets.autodiff());
+            let loss = linear_cross_entropy(x, leaf.clone(), targets, options).unwrap();
+            values(&(leaf.grad(&(loss * ROWS as f64).backward()).unwrap()))
+        };
+        let places = places(x.dims()[0], width);
+        let mut targets = vec![options.ignore_index; x.dims()[0]];
+        let mut of_some = vec![];
+        for (row, first) in
+            places.iter().flat_map(|first| (0..ROWS).map(move |i| (first + i, first)))
+        {
+            targets[row] = (row - first + first % 7) as i64 % 60;
+            of_some.push(targets[row]);
+        }
+        let ints = |of: &[i64]| Tensor::<1, Int>::from_data(of, device);
+        let some = Tensor::cat(places.iter().map(|first| distinct(&x, *first)).collect(), 0);
+        let expected = gradient(some, ints(&of_some));
+        let what = format!("gradient of the classes, of {} rows, {device:?}", targets.len());
+        assert_near(&gradient(x, ints(&targets)), &expected, dtype(device), 2, &what);
     });
 }
 
