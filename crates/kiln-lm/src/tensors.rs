@@ -134,6 +134,8 @@ pub fn record<M: Module>(module: &M) -> Vec<(String, TensorData)> {
     }
     impl Collect {
         fn push(&mut self, data: TensorData) {
+            // Of CUDA's memory it would be read when it is first looked at, which may be after another step.
+            let _ = data.as_bytes();
             self.found.push((self.names.name(), data));
         }
     }

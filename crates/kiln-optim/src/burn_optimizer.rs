@@ -5,6 +5,7 @@
 //! Burn's, by the ids of parameters, and a parameter counts the steps in which it had a gradient.
 
 use crate::rule::{KEPT, Member, Moved, Pace, Rule};
+use crate::state;
 use burn::optim::{self, LearningRate, RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -37,7 +38,7 @@ impl<const D: usize> Kept<D> {
 
     fn to_data(&self) -> TensorData {
         match self {
-            Self::Tensor(tensor) => tensor.to_data(),
+            Self::Tensor(tensor) => state::read(tensor),
             Self::Saved(data) => data.clone(),
         }
     }

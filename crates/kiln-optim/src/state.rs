@@ -61,6 +61,14 @@ impl State {
     }
 }
 
+/// What a tensor holds now. Burn reads memory of CUDA when its data are first looked at, which may be after another step
+/// has written there.
+pub(crate) fn read<const D: usize>(tensor: &Tensor<D>) -> TensorData {
+    let data = tensor.to_data();
+    let _ = data.as_bytes();
+    data
+}
+
 /// Reads the state as data, in the order of the parameters.
 pub(crate) struct Save<'a> {
     pub(crate) groups: &'a Groups,
@@ -86,7 +94,7 @@ impl ModuleVisitor for Save<'_> {
             return;
         };
         for (what, tensor) in what.iter().zip(kept) {
-            self.saved.push((key(&name, what), tensor.to_data()));
+            self.saved.push((key(&name, what), read(tensor)));
         }
     }
 }

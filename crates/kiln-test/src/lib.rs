@@ -21,18 +21,38 @@ fn names(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|one| !one.is_empty())
 }
 
+/// What is required.
+///
+/// # Panics
+///
+/// If that is none of [`NAMES`]: nothing would ever fail by it.
+#[track_caller]
+fn required() -> String {
+    let required = std::env::var(REQUIRE).unwrap_or_default();
+    if let Err(error) = known(&required) {
+        panic!("{error}");
+    }
+    required
+}
+
+fn known(required: &str) -> Result<(), String> {
+    match names(required).find(|one| !NAMES.contains(one)) {
+        Some(unknown) => {
+            Err(format!("{REQUIRE} names {unknown}, expected some of {}", NAMES.join(", ")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// What is said of something that is left out, on one line; an error where it is `required`, or where it or something that
 /// is required is none of [`NAMES`], which nothing would ever fail by.
 fn left_out(name: &str, why: impl Display, required: &str) -> Result<String, String> {
-    let wanted = || names(required);
-    if let Some(unknown) = wanted().find(|one| !NAMES.contains(one)) {
-        return Err(format!("{REQUIRE} names {unknown}, expected some of {}", NAMES.join(", ")));
-    }
+    known(required)?;
     if !NAMES.contains(&name) {
         return Err(format!("{name} cannot be required, expected one of {}", NAMES.join(", ")));
     }
     let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    match wanted().any(|one| one == name) {
+    match names(required).any(|one| one == name) {
         true => Err(format!("{REQUIRE} names {name}: {why}")),
         false => Ok(format!("SKIPPED on {name}: {why}")),
     }
@@ -46,8 +66,7 @@ fn left_out(name: &str, why: impl Display, required: &str) -> Result<String, Str
 /// If [`REQUIRE`] names it, or the file cannot be written.
 #[track_caller]
 pub fn skip(name: &str, why: impl Display) {
-    let required = std::env::var(REQUIRE).unwrap_or_default();
-    let line = match left_out(name, why, &required) {
+    let line = match left_out(name, why, &required()) {
         Ok(line) => line,
         Err(error) => panic!("{error}"),
     };
@@ -79,7 +98,7 @@ pub fn or_skip<T>(name: &str, found: impl Iterator<Item = T>) -> Vec<T> {
 /// If there is one.
 #[track_caller]
 pub fn only(open: &[&str]) {
-    for device in left_aside(open, &std::env::var(REQUIRE).unwrap_or_default()) {
+    for device in left_aside(open, &required()) {
         skip(device, format!("tests run on {} alone", open.join(" and ")));
     }
 }

@@ -67,9 +67,20 @@ fn has(device: &Device, kind: Special) -> bool {
     kind.finite() || !device::is_cube(device) || device::is_cuda(device)
 }
 
+/// The cases of the registry that have some elements and not many.
+fn small_cases(op: &dyn Operator) -> Vec<Case> {
+    op.cases().into_iter().filter(|case| size(case) >= 16 && !large(case)).collect()
+}
+
+/// Whether this input of a case, if it is one, has elements.
+fn has_elements(case: &Case, input: Option<usize>) -> bool {
+    input.is_none_or(|i| !case.shapes[i].contains(&0))
+}
+
 /// Which inputs and cotangents hold which special numbers in no case, and why.
 pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> {
     let there = special(op, device);
+    let small = small_cases(op);
     let mut left_out = BTreeSet::new();
     for kind in Special::ALL {
         for all in holders(op) {
@@ -79,18 +90,20 @@ pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> 
             if kind == Special::Masked && taken.is_empty() {
                 continue;
             }
-            for (_, holder) in all {
-                let held = there.iter().any(|case| case.special == Some((holder, kind)));
-                let takes = taken.iter().any(|(_, other)| *other == holder);
+            for (i, holder) in &all {
+                let held = there.iter().any(|case| case.special == Some((*holder, kind)));
+                let takes = taken.iter().any(|(_, other)| other == holder);
+                // As a missing one has no place in any.
+                let possible = small.iter().any(|case| has_elements(case, *i));
                 let why = match (has(device, kind), takes, held) {
                     (false, ..) => Why::Device,
                     (_, false, _) => Why::Operator,
-                    (.., false) if taken.len() > turns(&taken) => Why::OtherInputs,
+                    (.., false) if possible && taken.len() > turns(&taken) => Why::OtherInputs,
                     (.., false) => Why::NoCase,
                     _ => continue,
                 };
                 let input = match holder {
-                    Holder::Input(name) => name.into(),
+                    Holder::Input(name) => (*name).into(),
                     Holder::Cotangent(_) => holder.to_string(),
                 };
                 left_out.insert(LeftOut { numbers: kind.name().into(), input, why });
@@ -103,8 +116,7 @@ pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> 
 /// Cases with numbers that are no average ones, one for each kind of them and each float input that takes them, of more than
 /// three inputs three in turn, and a cotangent in turn, and of the small ones of the registry's cases in turn.
 pub(super) fn special(op: &dyn Operator, device: &Device) -> Vec<Case> {
-    let cases: Vec<Case> =
-        op.cases().into_iter().filter(|case| size(case) >= 16 && !large(case)).collect();
+    let cases = small_cases(op);
     let mut special = vec![];
     let kinds = Special::ALL.into_iter().enumerate();
     for (turn, kind) in kinds.filter(|(_, kind)| has(device, *kind)) {
@@ -112,7 +124,7 @@ pub(super) fn special(op: &dyn Operator, device: &Device) -> Vec<Case> {
             taken.retain(|(_, holder)| op.takes(*holder, kind));
             let count = turns(&taken);
             for (i, holder) in taken.iter().cycle().skip(turn * count).take(count) {
-                let there = |case: &&Case| i.is_none_or(|i| !case.shapes[i].contains(&0));
+                let there = |case: &&Case| has_elements(case, *i);
                 let mut others = cases.iter().cycle().skip(special.len()).take(cases.len());
                 if let Some(case) = others.find(there) {
                     special.push(Case { special: Some((*holder, kind)), ..case.clone() });

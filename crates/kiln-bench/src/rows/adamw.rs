@@ -158,6 +158,7 @@ impl Operator for Row {
             case([1, 1], true),
             case([5, 13], false).with("step", 3),
             case([33, 80], true).with("learning_rate", 0.1).with("weight_decay", 0.5),
+            case([9, 24], true).with("step", 7),
             case([3, 257], false).with("beta1", 0.0).with("beta2", 0.0),
             case([64, 96], true).with("step", 100_000).with("eps", 0.1),
             case([2, 4099], true).with("beta1", 0.5).with("beta2", 0.9).with("step", 2),

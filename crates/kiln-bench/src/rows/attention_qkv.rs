@@ -175,8 +175,10 @@ impl Operator for Row {
     }
 
     // With queries and keys both far from 0 scores are beyond f16.
-    fn takes(&self, _holder: Holder, special: Special) -> bool {
-        takes(special) && !matches!(special, Special::Offset | Special::Cancelling)
+    // Queries and keys are one input: scores of what is far from 0 are beyond f16.
+    fn takes(&self, holder: Holder, special: Special) -> bool {
+        let far = matches!(special, Special::Offset | Special::Cancelling);
+        takes(special) && !(far && matches!(holder, Holder::Input(_)))
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

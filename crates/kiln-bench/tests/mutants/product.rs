@@ -6,6 +6,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{
     Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
@@ -56,6 +57,8 @@ pub(crate) enum Mutant {
     PastTheInput,
     /// What is no number, or infinite, is written as 0.
     Swallowed,
+    /// What is far from 0 in a cotangent is cut off there.
+    CotangentCut,
     /// The result has another shape.
     Turned,
     /// It is flat.
@@ -95,7 +98,7 @@ pub(crate) enum Mutant {
 impl Mutant {
     /// The broken ones, the check that is meant for each, and what a failure of it has to say, so that none is convicted by
     /// what happens to be wrong, too.
-    pub(crate) const BROKEN: [(Self, Check, &[&str]); 31] = [
+    pub(crate) const BROKEN: [(Self, Check, &[&str]); 32] = [
         (Self::TailDropped, Check::Forward, &["off at row"]),
         (Self::LastChunk, Check::Forward, &["off at row"]),
         (Self::OnePercent, Check::Forward, &["off at row"]),
@@ -113,6 +116,11 @@ impl Mutant {
         (Self::PastTheRow, Check::Forward, &["cut rows", "is NaN off"]),
         (Self::PastTheInput, Check::Forward, &["is NaN off"]),
         (Self::Swallowed, Check::Forward, &[" in `", "off at row"]),
+        (
+            Self::CotangentCut,
+            Check::Gradients,
+            &[" in the cotangent of `y`", "`grad.x`", "off at row"],
+        ),
         (Self::Turned, Check::Forward, &["has shape"]),
         (Self::Flat, Check::Forward, &["has shape"]),
         (Self::NothingTaken, Check::Forward, &["is 0", "should have been refused"]),
@@ -329,9 +337,16 @@ impl MutantOps for CubeBackend {
         let mutant = Mutant::of(mutant);
         let mutant = match (mutant, which) {
             (Mutant::GradientTwoPercent, OF_W) | (_, FORWARD) => mutant,
-            (Mutant::CotangentOverwritten, OF_X) | (Mutant::NothingWritten, OF_W) => mutant,
+            (Mutant::CotangentOverwritten | Mutant::CotangentCut, OF_X) => mutant,
+            (Mutant::NothingWritten, OF_W) => mutant,
             (Mutant::SharedCotangentOverwritten, OF_X) => Mutant::CotangentOverwritten,
             _ => Mutant::None,
+        };
+        let a = match mutant {
+            Mutant::CotangentCut if which == OF_X => {
+                Self::float_clamp(a, (-8.0f32).into(), 8.0f32.into())
+            }
+            _ => a,
         };
         let [m, n, k] = sizes(&a.shape(), &b.shape(), which);
         let (a_strides, b_strides) = (a.meta.strides().to_vec(), b.meta.strides().to_vec());

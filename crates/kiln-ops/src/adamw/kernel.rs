@@ -103,8 +103,9 @@ fn adamw_kernel<E: Float, C: Float, N: Size>(
             if comptime!(plan.scaled) {
                 g *= Vector::new(scale[0]);
             }
-            let m = m * Vector::new(numbers.beta1) + g * Vector::new(numbers.new1);
-            let v = v * Vector::new(numbers.beta2) + g * g * Vector::new(numbers.new2);
+            // A compiler that fuses either product would do so as it likes, and another in kernels of other element types.
+            let m = fma(m, Vector::new(numbers.beta1), g * Vector::new(numbers.new1));
+            let v = fma(v, Vector::new(numbers.beta2), g * g * Vector::new(numbers.new2));
             let divisor = v.sqrt() * Vector::new(numbers.root) + Vector::new(numbers.eps);
             let update = m * Vector::new(numbers.rate) / divisor;
             let p = p * Vector::new(numbers.kept) - update;

@@ -116,11 +116,12 @@ fn momentum_kernel<E: Float, U: Float, N: Size>(
                     g *= Vector::new(scale[0]);
                 }
                 let g = g * Vector::new(fresh);
-                let m = of.momentum[row * of.momentum_stride + col] * Vector::new(rate) + g;
+                // A compiler that fuses either product would do so as it likes, and another in kernels of other types.
+                let m = fma(of.momentum[row * of.momentum_stride + col], Vector::new(rate), g);
                 new.of[row * part.whole + col] = m;
                 let mut u = m;
                 if comptime!(plan.nesterov) {
-                    u = m * Vector::new(rate) + g;
+                    u = fma(m, Vector::new(rate), g);
                 }
                 let stored = Vector::<U, N>::cast_from(u);
                 updates[at] = stored;
@@ -159,8 +160,8 @@ fn step_kernel<U: Float, C: Float, N: Size>(
             let (of, new) = (&of[k], &mut new[k]);
             for i in range_stepped(first, part.rows * part.width, part.chunks * units) {
                 let (row, col, at) = places(&part, weight, i);
-                let update = Vector::<f32, N>::cast_from(updates[at]) * Vector::new(rate);
-                let value = of.value[row * of.stride + col] * Vector::new(kept) - update;
+                let update = Vector::<f32, N>::cast_from(updates[at]) * Vector::new(-rate);
+                let value = fma(of.value[row * of.stride + col], Vector::new(kept), update);
                 new.of[row * part.whole + col] = value;
                 if comptime!(plan.copied) {
                     let copy = &mut copies[k];

@@ -201,42 +201,53 @@ fn what_launches_of_several_write_is_between_guards() {
     for device in kernel_devices() {
         // More than a launch takes, of several sizes.
         let shapes: Vec<[usize; 2]> = (1..45).map(|k| [k % 7 + 1, 64 * (k % 5 + 1)]).collect();
+        let numbers = some([7 * 320 + 64], &device);
+        // Other numbers in each.
+        let made = |k: usize, [rows, width]: [usize; 2]| {
+            numbers.clone().narrow(0, k, rows * width).reshape([rows, width]) * 2.0
+        };
+        let one = |all: Vec<Tensor<2>>| {
+            let flat = |of: Tensor<2>| of.cast(DType::F32).flatten::<1>(0, 1);
+            values(&Tensor::cat(all.into_iter().map(flat).collect(), 0))
+        };
         for dtype in dtypes(&device) {
-            let made = |shape: [usize; 2]| some(shape, &device).cast(dtype);
-            let copies = dtype != DType::F32;
+            let low = |k: usize, shape: [usize; 2]| made(k, shape).cast(dtype);
+            let copy = |shape: [usize; 2]| (dtype != DType::F32).then(|| low(0, shape));
             let norms = || {
                 let mut batch = SumSquaresBatch::new();
-                shapes.iter().for_each(|shape| batch.push(made(*shape)).unwrap());
-                values(&batch.sum(some([13], &device)).unwrap())
+                for (k, shape) in shapes.iter().enumerate() {
+                    batch.push(low(k, *shape)).unwrap();
+                }
+                values(&batch.sum(made(0, [1, 13]).squeeze::<1>()).unwrap())
             };
             let moved = || {
                 let mut batch = AdamWBatch::new(None, AdamWOptions::default()).unwrap();
-                for shape in &shapes {
-                    let [value, first] = [0, 1].map(|_| some(*shape, &device));
-                    let second = first.clone() * first.clone();
-                    let copy = copies.then(|| made(*shape));
-                    batch.push(Moving { value, first, second, copy }, made(*shape)).unwrap();
+                for (k, shape) in shapes.iter().enumerate() {
+                    let [value, first, second] = [k, k + 1, k + 2].map(|k| made(k, *shape));
+                    let of = Moving { value, first, second: second.square(), copy: copy(*shape) };
+                    batch.push(of, low(k + 3, *shape)).unwrap();
                 }
                 let mut moved = batch.step();
                 let all = std::iter::from_fn(|| moved.take::<2>());
-                all.flat_map(|Moving { value, first, second, copy }| {
-                    let copy = copy.map(|copy| values(&copy)).unwrap_or_default();
-                    [values(&value), values(&first), values(&second), copy].concat()
-                })
-                .collect()
+                one(all
+                    .flat_map(|Moving { value, first, second, copy }| {
+                        [value, first, second].into_iter().chain(copy)
+                    })
+                    .collect())
             };
             let turned = || {
-                let weight = |_| {
-                    let [value, momentum] = [0, 1].map(|_| some([24, 64], &device));
-                    MuonWeight { value, momentum, copy: copies.then(|| made([24, 64])) }
+                let shape = [24, 64];
+                let weight = |k| {
+                    let [value, momentum] = [k, k + 1].map(|k| made(k, shape));
+                    MuonWeight { value, momentum, copy: copy(shape) }
                 };
                 let options = MuonOptions { dtype, ..MuonOptions::default() };
-                let grads = (0..19).map(|_| made([24, 64])).collect();
-                let moved = muon((0..19).map(weight).collect(), grads, None, &options).unwrap();
-                moved
-                    .iter()
-                    .flat_map(|of| [values(&of.value), values(&of.momentum)].concat())
-                    .collect()
+                let grads = (0..37).map(|k| low(k + 2, shape)).collect();
+                let moved = muon((0..37).map(weight).collect(), grads, None, &options).unwrap();
+                one(moved
+                    .into_iter()
+                    .flat_map(|of| [of.value, of.momentum].into_iter().chain(of.copy))
+                    .collect())
             };
             let calls: [(&str, &dyn Fn() -> Vec<f64>); 3] =
                 [("sum_squares", &norms), ("adamw", &moved), ("muon", &turned)];
