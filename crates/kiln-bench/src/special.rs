@@ -94,7 +94,8 @@ impl Special {
             _ => {}
         }
         for i in 0..n {
-            let third = rng.random_range(0..3usize);
+            // One number alone is one of them.
+            let third = if n == 1 { 0 } else { rng.random_range(0..3usize) };
             let value = tensor.values[i];
             tensor.values[i] = match self {
                 Self::Masked if third == 0 => f64::NEG_INFINITY,

@@ -174,7 +174,6 @@ impl Operator for Row {
         vec![replace(dims, "B", 2)]
     }
 
-    // With queries and keys both far from 0 scores are beyond f16.
     // Queries and keys are one input: scores of what is far from 0 are beyond f16.
     fn takes(&self, holder: Holder, special: Special) -> bool {
         let far = matches!(special, Special::Offset | Special::Cancelling);

@@ -120,10 +120,15 @@ impl Operator for Row {
         pairs
     }
 
-    // Gradients are made with the loss and multiplied then: those of rows that are ignored, 0, too.
     fn takes(&self, holder: Holder, special: Special) -> bool {
-        let cotangent = matches!(holder, Holder::Cotangent(_));
-        special != Special::Masked && (special.finite() || !cotangent)
+        match (holder, special) {
+            (_, Special::Masked) => false,
+            // Gradients are made with the loss and multiplied then: those of rows that are ignored, 0, too.
+            (Holder::Cotangent(_), _) => special.finite(),
+            // The shares of all rows are nearly alike then, and so are their roundings.
+            (Holder::Input("x"), Special::Offset) => false,
+            _ => true,
+        }
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

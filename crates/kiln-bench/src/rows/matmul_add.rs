@@ -80,7 +80,8 @@ fn matrix(tensor: &BoundedTensor, number: usize, size: usize) -> &[Bounded] {
 }
 
 fn times(x: Bounded, factor: f64) -> Bounded {
-    if factor == 1.0 { x } else { x * factor }
+    // What f32 makes of it, as kernels do.
+    if factor == 1.0 { x } else { x * f64::from(factor as f32) }
 }
 
 /// The gradient of an operand of matrices of so many elements: for each of them the sum of what those products give it that

@@ -4,6 +4,7 @@
 //! NaN pattern. Afterwards an element that still holds the pattern was never written, and a guard
 //! that does not was written out of bounds. One audit runs at a time in a process.
 
+use crate::device::Hardware;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::full_device_dtype;
@@ -178,8 +179,7 @@ pub(crate) fn in_place(tensor: &mut CubeTensor, [op, name]: [&'static str; 2]) -
     let mut all = POISON.to_ne_bytes().repeat((padded + 2 * GUARD) / 2);
     all[GUARD..GUARD + kept].copy_from_slice(&bytes[..kept]);
     let whole = client.create_from_slice(&all);
-    let end = (GUARD + padded - size) as u64;
-    tensor.handle = whole.clone().offset_start(GUARD as u64).offset_end(end);
+    tensor.handle = inside(&whole, &client, padded - size);
     records().push(Record {
         op,
         name,
@@ -193,6 +193,13 @@ pub(crate) fn in_place(tensor: &mut CubeTensor, [op, name]: [&'static str; 2]) -
     });
     PLACES.fetch_add(1, Ordering::SeqCst);
     Some(true)
+}
+
+/// What stands between the guard bands. Elsewhere than on CUDA it reaches to the end of the one behind it, since WebGPU drops
+/// what is written outside a binding.
+fn inside(whole: &Handle, client: &Client, more: usize) -> Handle {
+    let end = if Hardware::of(client).ptx { GUARD + more } else { 0 };
+    whole.clone().offset_start(GUARD as u64).offset_end(end as u64)
 }
 
 /// A poisoned output between guard bands, while an audit runs; `full`: every element has to be written.
@@ -221,8 +228,7 @@ pub(crate) fn output(
         DType::U32,
     )
     .handle;
-    // To the end of the guard: what is written outside a binding is dropped by WebGPU.
-    let inside = whole.clone().offset_start(GUARD as u64);
+    let inside = inside(&whole, &like.client, padded - bytes);
     records().push(Record {
         op,
         name,

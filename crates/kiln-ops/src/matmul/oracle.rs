@@ -30,7 +30,8 @@ pub fn backward<N: Number>(
     (da, db)
 }
 
-/// Times alpha, and stored.
+/// Times alpha, and stored. Kernels multiply by what f32 makes of alpha: that is off for all elements alike.
 fn scaled<N: Number>(y: Vec<N>, alpha: f64) -> impl Iterator<Item = N> {
+    let alpha = f64::from(alpha as f32);
     y.into_iter().map(move |y| if alpha == 1.0 { y } else { y * alpha }.stored())
 }

@@ -170,7 +170,7 @@ fn gradients_of_a_tied_table() {
 }
 
 /// What a call finds where what it writes, and then memory that it changes, stands between guards is what it finds without,
-/// and nothing is beside it. How often there was some that it changes.
+/// and nothing is beside it. How often the second time there was some that it changes.
 #[track_caller]
 fn keeps_to_its_places(name: &str, device: &Device, call: impl Fn() -> Vec<f64>) -> usize {
     let expected = call();
