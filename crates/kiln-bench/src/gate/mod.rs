@@ -208,6 +208,8 @@ struct Gate<'a> {
 
 impl<'a> Gate<'a> {
     fn new(op: &'a dyn Operator, dtype: DType, device: &'a Device, options: Options) -> Self {
+        let mut report = blank(op, dtype, device, options.family);
+        (report.seed, report.fuzz) = (Some(options.seed), Some(options.fuzz));
         Self {
             op,
             dtype,
@@ -215,7 +217,7 @@ impl<'a> Gate<'a> {
             implementation: candidate(op, device),
             family: options.family,
             rng: ChaCha8Rng::seed_from_u64(options.seed),
-            report: blank(op, dtype, device, options.family),
+            report,
         }
     }
 

@@ -136,6 +136,11 @@ pub struct Report {
     pub implementation: Implementation,
     /// On which family of product kernels, if the operator is made of products.
     pub family: Option<String>,
+    /// Seed of the data, and random cases that were asked for; none of a stress or of a row that did not come to its end.
+    #[serde(default)]
+    pub seed: Option<u64>,
+    #[serde(default)]
+    pub fuzz: Option<usize>,
     /// Number of cases.
     pub cases: usize,
     /// Plans of the kernels that were verified: what they are specialised on, and the ways they took.
@@ -200,6 +205,8 @@ impl Report {
             device,
             implementation,
             family: family.map(str::to_string),
+            seed: None,
+            fuzz: None,
             cases: 0,
             plans: BTreeSet::new(),
             places: 0,

@@ -124,7 +124,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     let types = reports.iter().flat_map(|report| &report.missing_types);
-    lacks("", types.map(String::as_str).collect());
+    if dtype.is_none() {
+        lacks("", types.map(String::as_str).collect());
+    }
     let families = reports.iter().flat_map(|report| &report.missing_families);
     lacks("kernels of the family ", families.map(String::as_str).collect());
     let of = |why: Why| {
