@@ -136,9 +136,10 @@ pub struct Report {
     pub implementation: Implementation,
     /// On which family of product kernels, if the operator is made of products.
     pub family: Option<String>,
-    /// Seed of the data, and random cases that were asked for; none of a stress or of a row that did not come to its end.
+    /// Seed of the data; none of a stress or of a row that did not come to its end.
     #[serde(default)]
     pub seed: Option<u64>,
+    /// Random cases that were asked for; so too.
     #[serde(default)]
     pub fuzz: Option<usize>,
     /// Number of cases.

@@ -344,7 +344,7 @@ fn weights_of_rows_beyond_two_to_the_32() {
         });
         let seeds = |blend: Blend| {
             let (state, blueprint) = (SeedState::Grafting, Some(1));
-            let seed = Seed { state, blueprint, alpha: 0.3, blend, ..Seed::default() };
+            let seed = Seed { state, blueprint, alpha: 0.3, blend };
             Seeds::new(&[seed; 128], device).unwrap()
         };
         let options = KasminaOptions::default();
