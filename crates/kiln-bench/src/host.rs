@@ -319,6 +319,10 @@ pub fn gradient(
     if grad.dtype() != leaf.dtype() {
         return Err(format!("a gradient is {:?}, not {:?}", grad.dtype(), leaf.dtype()));
     }
+    let (at, own) = (grad.device(), leaf.clone().inner().device());
+    if at != own {
+        return Err(format!("a gradient is on {at:?}, not on {own:?}"));
+    }
     let [rows, width] = as_rows(shape);
     let [all, wide] = grad.dims();
     let (outside, pad) = ((all - rows) / 2, (wide - width) / 2);
@@ -348,4 +352,34 @@ pub(crate) fn gradients(
 /// A text on one line; of a long one the beginning, which names the cause.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().take(60).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_that_are_overwritten_are_seen() {
+        let device = kiln_ops::device::open("cpu").expect("the CPU is always there").device;
+        let host = HostTensor::new([2, 3], (0..6).map(f64::from).collect());
+        let Input::Int { leaf, flat, shape } = Input::int(&host, false, &device) else {
+            unreachable!("integers")
+        };
+        let first = (leaf.dims()[0] - flat.dims()[0]) / 2;
+        assert!(first > 0, "nothing stands around them");
+        let overwritten = |at: usize| {
+            let other = Tensor::<1, Int>::full([1], 9, &device);
+            let leaf = leaf.clone().slice_assign(at..at + 1, other);
+            let input = Input::Int { leaf, flat: flat.clone(), shape: shape.clone() };
+            input.unchanged(&host, DType::I64, Layout::Allocated, &device)
+        };
+        for at in first..first + 6 {
+            assert_eq!(overwritten(at).unwrap_err(), "is not what it was before the call");
+        }
+        for at in [0, first - 1, first + 6, leaf.dims()[0] - 1] {
+            assert_eq!(overwritten(at).unwrap_err(), "had something written around it");
+        }
+        let kept = Input::Int { leaf, flat, shape };
+        assert_eq!(kept.unchanged(&host, DType::I64, Layout::Allocated, &device), Ok(()));
+    }
 }

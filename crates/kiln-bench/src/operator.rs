@@ -5,7 +5,7 @@ pub use crate::dims::Dims;
 use crate::attributes::{Attribute, Attributes};
 use crate::dims::{SHRUNK, shrink};
 use crate::host::{BoundedTensor, HostTensor, Input};
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Int, Tensor};
 use kiln_ops::OpError;
@@ -471,9 +471,9 @@ pub trait Operator: Sync {
         case
     }
 
-    /// Whether the results are defined, and the same everywhere, if this holds such numbers.
-    fn takes(&self, _holder: Holder, special: Special) -> bool {
-        special != Special::Masked
+    /// Why no case of an element type has such numbers here, if none has.
+    fn leaves_out(&self, _holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
+        undefined(special == Special::Masked)
     }
 
     /// What the gate runs: one element, primes, ragged tails, rows that CUDA pitches.

@@ -3,6 +3,7 @@
 use crate::host::HostTensor;
 use kiln_ops::oracle::Format;
 use rand::{Rng, RngExt};
+use serde::{Deserialize, Serialize};
 
 /// What is far from 0 beside normal numbers, and not so far that sigmoids of it are no numbers of f32.
 const FAR: f64 = 30.0;
@@ -23,6 +24,29 @@ impl std::fmt::Display for Holder {
             Self::Cotangent(name) => write!(f, "the cotangent of `{name}`"),
         }
     }
+}
+
+/// Why no case has some of these numbers in an input or a cotangent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// The language of the device does not define what becomes of them.
+    Device,
+    /// Nor does the operator, or they cannot be.
+    Operator,
+    /// The element type does not hold what is made of them.
+    Type,
+    /// Results are defined, but the oracle's bounds are of roundings that are not alike, and there they are.
+    Bound,
+    /// Other inputs, or cotangents, have them, in turns.
+    OtherInputs,
+    /// No case that is small has such an input.
+    NoCase,
+}
+
+/// [`Why::Operator`], if that is so.
+pub(crate) fn undefined(so: bool) -> Option<Why> {
+    so.then_some(Why::Operator)
 }
 
 /// What an input or a cotangent of a case holds instead of, or among, normal numbers.
@@ -62,6 +86,11 @@ impl Special {
     /// Whether they are all numbers.
     pub fn finite(self) -> bool {
         !matches!(self, Self::Infinities | Self::NotNumbers | Self::Masked)
+    }
+
+    /// Whether they are far from 0, beside normal numbers.
+    pub fn far(self) -> bool {
+        matches!(self, Self::Offset | Self::Cancelling)
     }
 
     /// As a failure names it.

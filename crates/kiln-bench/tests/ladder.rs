@@ -9,12 +9,8 @@ use kiln_ops::device;
 const N: usize = 256;
 
 fn device() -> Option<Device> {
-    let opened = kiln_test::device(device::open)?;
-    let found = device::is_cube(&opened.device);
-    if !found {
-        kiln_test::skip("kernels", opened.name);
-    }
-    found.then_some(opened.device)
+    let opened = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device))?;
+    Some(opened.device)
 }
 
 fn climb(device: &Device, dtype: DType, n: usize) -> Result<Ladder, String> {

@@ -9,6 +9,7 @@ use burn::tensor::{Int, Tensor};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use kiln_bench::gate;
 use kiln_bench::host::{HostTensor, Input, Layout, download};
+use kiln_ops::device;
 use std::sync::Mutex;
 
 /// Distance of the rows of the last tensor that a kernel was handed, and the byte of its buffer where it begins.
@@ -40,11 +41,8 @@ impl ProbeOps for CubeBackend {
 
 #[test]
 fn a_kernel_sees_what_stands_around_its_inputs() {
-    let Some(opened) = kiln_test::device(kiln_ops::device::open) else { return };
-    let device = opened.device;
-    if !kiln_ops::device::is_cube(&device) {
-        return kiln_test::skip("kernels", opened.name);
-    }
+    let opened = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device));
+    let Some(device) = opened.map(|opened| opened.device) else { return };
     for dtype in gate::dtypes(&device) {
         for width in [1, 7, 48, 1023, 2049] {
             for layout in [Layout::Allocated, Layout::Cut, Layout::OddCut] {

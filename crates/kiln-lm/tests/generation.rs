@@ -27,11 +27,8 @@ fn no_kernel_depends_on_the_length() {
     config.compilation.logger.level = CompilationLogLevel::Basic;
     config.compilation.logger.file = Some(log.clone());
     assert!(CubeClRuntimeConfig::try_set(config), "nobody has set it");
-    let Some(opened) = kiln_test::device(kiln_ops::device::open) else { return };
-    let (device, name) = (opened.device, opened.name);
-    if !device::is_cube(&device) {
-        return kiln_test::skip("kernels", name);
-    }
+    let opened = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device));
+    let Some(device) = opened.map(|opened| opened.device) else { return };
     // Also where it would take the reference by itself.
     let ops = [("attention".to_string(), Implementation::Fused)].into();
     policy::set(Policy { ops, ..Policy::default() });

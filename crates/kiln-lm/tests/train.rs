@@ -399,12 +399,8 @@ fn curve(
 
 /// A device with kernels, if there is one.
 fn kernels() -> Option<Device> {
-    let opened = kiln_test::device(kiln_ops::device::open)?;
-    let found = device::is_cube(&opened.device);
-    if !found {
-        kiln_test::skip("kernels", opened.name);
-    }
-    found.then_some(opened.device)
+    let opened = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device))?;
+    Some(opened.device)
 }
 
 #[test]

@@ -127,6 +127,23 @@ pub fn device<T, E: Display>(open: impl FnOnce(&str) -> Result<T, E>) -> Option<
     None
 }
 
+/// The [`device`], if it runs kernels; else there are no kernels to test.
+///
+/// # Panics
+///
+/// As there, and if [`REQUIRE`] names kernels and there are none.
+#[track_caller]
+pub fn kernels<T, E: Display>(
+    open: impl FnOnce(&str) -> Result<T, E>,
+    runs: impl FnOnce(&T) -> bool,
+) -> Option<T> {
+    let found = device(open).filter(runs);
+    if found.is_none() {
+        skip("kernels", "no device that runs them is open");
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

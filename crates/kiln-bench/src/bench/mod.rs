@@ -141,7 +141,7 @@ fn expect_verified(
     };
     let found = what(name, dtype, family.as_deref(), place, *cases);
     let dtype = format!("{:?}", plan.dtype).to_lowercase();
-    let cases = gate::cases(op, plan.gate().fuzz, device);
+    let cases = gate::cases(op, plan.dtype, plan.gate().fuzz, device);
     let wanted = what(op.spec().name, &dtype, plan.family, &kiln_ops::device::name(device), cases);
     if found == wanted || !verified.green() {
         return Ok(());

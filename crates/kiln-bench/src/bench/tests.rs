@@ -148,7 +148,7 @@ fn a_call_that_is_wrong_gets_no_time() {
     // What was verified is what is timed, and all of it.
     let part = gate::verify(&op, DType::F32, &device, gate::Options { fuzz: 0, ..plan.gate() });
     let error = bench(&op, &part, &plan, &device, &mut run, &mut |_| {}).unwrap_err();
-    let [some, all] = [0, plan.gate().fuzz].map(|fuzz| gate::cases(&op, fuzz, &device));
+    let [some, all] = [0, plan.gate().fuzz].map(|fuzz| gate::cases(&op, DType::F32, fuzz, &device));
     assert!(some < all, "{some} of {all}");
     let found = format!("the gate verified {some} cases of matmul f32 (as it runs)");
     assert!(error.starts_with(&found), "{error}");
@@ -228,11 +228,8 @@ fn kernels_that_nobody_verified_get_no_time() {
 #[test]
 #[cfg(feature = "cube")]
 fn a_small_case_verifies_how_a_timed_one_runs() {
-    let Some(opened) = kiln_test::device(device::open) else { return };
-    let device = opened.device;
-    if !device::is_cube(&device) {
-        return kiln_test::skip("kernels", opened.name);
-    }
+    let opened = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device));
+    let Some(device) = opened.map(|opened| opened.device) else { return };
     for (name, scale) in [("gram", Scale::Small), ("cross_entropy", Scale::Small)] {
         let op = registry::find(name).unwrap();
         let case = op.shapes(scale).pop().unwrap();

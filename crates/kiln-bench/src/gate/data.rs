@@ -56,20 +56,20 @@ impl Data {
             for (output, value) in spec.outputs.iter().zip(&outputs) {
                 let dtype = if output.f32 { DType::F32 } else { dtype };
                 let mut cotangent = HostTensor::normal(&value.shape, 0.1, rng);
-                if value.values.len() == 1 {
-                    // A mean over rows: scaled as losses are, or f16 gradients would be subnormal.
-                    let rows = inputs[0].shape.first().copied().unwrap_or(1);
-                    cotangent.values[0] *= rows as f64;
-                }
-                if output.constant {
-                    cotangent.values.fill(0.0);
-                }
                 match case.special {
                     Some((Holder::Cotangent(name), special)) if name == output.name => {
                         let format = if output.f32 { Format::F32 } else { rounding.format };
                         special.put(&mut cotangent, format, rng);
                     }
+                    _ if value.values.len() == 1 => {
+                        // A mean over rows: scaled as losses are, or f16 gradients would be subnormal.
+                        let rows = inputs[0].shape.first().copied().unwrap_or(1);
+                        cotangent.values[0] *= rows as f64;
+                    }
                     _ => {}
+                }
+                if output.constant {
+                    cotangent.values.fill(0.0);
                 }
                 cotangents.push(cotangent.rounded(dtype));
             }

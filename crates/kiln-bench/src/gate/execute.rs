@@ -129,9 +129,17 @@ pub(super) fn kernels(
             let (found, expected) = (gradients.len(), data.gradients.len());
             return Err(format!("the backward kernels return {found} gradients, not {expected}"));
         }
-        let pairs = gradients.iter().zip(&data.gradients);
-        let found: Result<Vec<HostTensor>, String> =
-            pairs.map(|(gradient, expected)| read(gradient, &expected.shape)).collect();
+        let spec = op.spec();
+        let pairs = spec.float_inputs().zip(gradients.iter().zip(&data.gradients));
+        let found: Result<Vec<HostTensor>, String> = pairs
+            .map(|(i, (gradient, expected))| {
+                let input = &spec.inputs[i];
+                let dtype = if input.holds.is_f32() { DType::F32 } else { dtype };
+                let name = format!("grad.{} of the backward kernels", input.name);
+                expect(&name, gradient, dtype, device)?;
+                read(gradient, &expected.shape)
+            })
+            .collect();
         let mut changed = changed(op, data, &inputs, dtype, layout, device);
         changed.extend(uploaded.iter().filter_map(|(name, host, dtype, input)| {
             let kept = input.unchanged(host, *dtype, Layout::Allocated, device);
@@ -277,14 +285,7 @@ fn outputs(
             let (name, expected) = (spec.name, &expected.shape);
             return Err(format!("`{name}` has shape {shape:?}, not {expected:?}"));
         }
-        let dtype = if spec.f32 { DType::F32 } else { dtype };
-        if flat.dtype() != dtype {
-            return Err(format!("`{}` is {:?}, not {dtype:?}", spec.name, flat.dtype()));
-        }
-        let at = flat.clone().inner().device();
-        if at != *device {
-            return Err(format!("`{}` is on {at:?}, not on {device:?}", spec.name));
-        }
+        expect(spec.name, flat, if spec.f32 { DType::F32 } else { dtype }, device)?;
         let mut values = read(flat, &expected.shape)?;
         // Of nothing the sum was read.
         if expected.shape.contains(&0) {
@@ -293,6 +294,23 @@ fn outputs(
         found.push(values);
     }
     Ok((outputs.into_iter().map(|output| output.flat).collect(), found))
+}
+
+/// That a result has an element type and is on a device.
+fn expect<const D: usize>(
+    name: &str,
+    result: &Tensor<D>,
+    dtype: DType,
+    device: &Device,
+) -> Result<(), String> {
+    if result.dtype() != dtype {
+        return Err(format!("`{name}` is {:?}, not {dtype:?}", result.dtype()));
+    }
+    let at = result.clone().inner().device();
+    if at != *device {
+        return Err(format!("`{name}` is on {at:?}, not on {device:?}"));
+    }
+    Ok(())
 }
 
 /// The shape of an output with the dimensions that have no name as one.

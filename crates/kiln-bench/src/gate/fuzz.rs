@@ -1,10 +1,10 @@
 //! Random cases.
 
-use super::report::{LeftOut, Why};
+use super::report::LeftOut;
 use crate::dims::sizes_of;
 use crate::operator::Holds;
 use crate::registry::{Case, Dims, Operator};
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why};
 use burn::tensor::{DType, Device};
 use kiln_ops::device;
 use rand::{Rng, RngExt};
@@ -78,26 +78,25 @@ fn has_elements(case: &Case, input: Option<usize>) -> bool {
 }
 
 /// Which inputs and cotangents hold which special numbers in no case, and why.
-pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> {
-    let there = special(op, device);
+pub(super) fn left_out(op: &dyn Operator, dtype: DType, device: &Device) -> BTreeSet<LeftOut> {
+    let there = special(op, dtype, device);
     let small = small_cases(op);
     let mut left_out = BTreeSet::new();
     for kind in Special::ALL {
         for all in holders(op) {
             let mut taken = all.clone();
-            taken.retain(|(_, holder)| op.takes(*holder, kind));
+            taken.retain(|(_, holder)| op.leaves_out(*holder, kind, dtype).is_none());
             // Masks are for those who say so.
             if kind == Special::Masked && taken.is_empty() {
                 continue;
             }
             for (i, holder) in &all {
                 let held = there.iter().any(|case| case.special == Some((*holder, kind)));
-                let takes = taken.iter().any(|(_, other)| other == holder);
                 // As a missing one has no place in any.
                 let possible = small.iter().any(|case| has_elements(case, *i));
-                let why = match (has(device, kind), takes, held) {
+                let why = match (has(device, kind), op.leaves_out(*holder, kind, dtype), held) {
                     (false, ..) => Why::Device,
-                    (_, false, _) => Why::Operator,
+                    (_, Some(why), _) => why,
                     (.., false) if possible && taken.len() > turns(&taken) => Why::OtherInputs,
                     (.., false) => Why::NoCase,
                     _ => continue,
@@ -115,13 +114,13 @@ pub(super) fn left_out(op: &dyn Operator, device: &Device) -> BTreeSet<LeftOut> 
 
 /// Cases with numbers that are no average ones, one for each kind of them and each float input that takes them, of more than
 /// three inputs three in turn, and a cotangent in turn, and of the small ones of the registry's cases in turn.
-pub(super) fn special(op: &dyn Operator, device: &Device) -> Vec<Case> {
+pub(super) fn special(op: &dyn Operator, dtype: DType, device: &Device) -> Vec<Case> {
     let cases = small_cases(op);
     let mut special = vec![];
     let kinds = Special::ALL.into_iter().enumerate();
     for (turn, kind) in kinds.filter(|(_, kind)| has(device, *kind)) {
         for mut taken in holders(op) {
-            taken.retain(|(_, holder)| op.takes(*holder, kind));
+            taken.retain(|(_, holder)| op.leaves_out(*holder, kind, dtype).is_none());
             let count = turns(&taken);
             for (i, holder) in taken.iter().cycle().skip(turn * count).take(count) {
                 let there = |case: &&Case| has_elements(case, *i);
@@ -170,24 +169,48 @@ mod tests {
     #[test]
     fn what_no_case_holds_is_known() {
         let cpu = device::open("cpu").expect("the CPU is always there").device;
-        let of = |name: &str, numbers: &str, input: &str| {
-            let left_out = left_out(registry::find(name).unwrap(), &cpu);
+        let of_type = |name: &str, dtype: DType, numbers: &str, input: &str| {
+            let left_out = left_out(registry::find(name).unwrap(), dtype, &cpu);
             let mut left_out = left_out.into_iter();
             let here = |one: &LeftOut| one.numbers == numbers && one.input == input;
             left_out.find(here).map(|one| one.why)
         };
+        let of = |name: &str, numbers: &str, input: &str| of_type(name, DType::F32, numbers, input);
         assert_eq!(of("attention", "NaN", "q"), Some(Why::Operator));
         assert_eq!(of("attention", "zeros", "q"), None);
         assert_eq!(of("rms_norm", "-inf", "x"), None);
         assert_eq!(of("cross_entropy", "-inf", "logits"), None);
+        assert_eq!(of("linear_cross_entropy", "offset", "x"), Some(Why::Bound));
+        assert_eq!(of_type("attention_qkv", DType::F16, "offset", "qkv"), Some(Why::Type));
+        assert_eq!(of("attention_qkv", "offset", "qkv"), None);
         // Every other operator has a case of what it defines.
         for op in registry::all() {
-            let left_out = left_out(*op, &cpu);
+            let left_out = left_out(*op, DType::F16, &cpu);
             let none = left_out.iter().find(|one| one.why == Why::NoCase);
             assert_eq!(none, None, "{}", op.spec().name);
         }
     }
     use crate::registry::{self, Scale};
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    #[test]
+    fn random_cases_have_every_attribute() {
+        let mut missing = vec![];
+        for op in registry::all() {
+            let spec = op.spec();
+            let mut rng = ChaCha8Rng::seed_from_u64(1);
+            let cases: Vec<Case> = (0..300).map(|_| case(*op, &mut rng)).collect();
+            for attribute in spec.attributes {
+                let (name, default) = (attribute.name, attribute.default);
+                let other = |(of, value): &(&str, String)| *of == name && value != default;
+                if !cases.iter().any(|case| case.attributes.iter().any(other)) {
+                    missing.push(format!("{} {name}", spec.name));
+                }
+            }
+        }
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn what_is_timed_has_a_small_case() {

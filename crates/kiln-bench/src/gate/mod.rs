@@ -32,7 +32,7 @@ pub use data::Data;
 pub(crate) use execute::{Audited, audited};
 pub use execute::{Run, execute, poison, quiet};
 pub(crate) use plans::plans;
-pub use report::{Check, Checked, LeftOut, Outcome, Report, Stressed, Why};
+pub use report::{Check, Checked, LeftOut, Outcome, Report, Stressed};
 pub(crate) use rows::on_family;
 use rows::{CASES_OF_A_PART, own_family, parts};
 pub use rows::{Row, candidate, cases, dtypes, families, family, rows, runs};
@@ -69,7 +69,7 @@ impl Default for Options {
 /// Runs the gate for one operator and element type.
 pub fn verify(op: &dyn Operator, dtype: DType, device: &Device, options: Options) -> Report {
     let mut report = verify_part(op, dtype, device, options, 0);
-    for part in 1..parts(op, options.fuzz, device) {
+    for part in 1..parts(op, dtype, options.fuzz, device) {
         report.add(verify_part(op, dtype, device, options, part));
     }
     report
@@ -88,7 +88,7 @@ pub fn verify_part(
     let mut cases = op.cases();
     cases.extend((0..options.fuzz).map(|_| fuzz::case(op, &mut gate.rng)));
     let average = cases.len();
-    cases.extend(fuzz::special(op, device));
+    cases.extend(fuzz::special(op, dtype, device));
     if cases.len() == average {
         let error = "no small case holds special numbers".to_string();
         gate.report.fail(Check::Forward, "cases", error);
@@ -119,7 +119,7 @@ pub fn verify_part(
             gate.case(case, Layout::OddCut, &Taken::default());
         }
         gate.empties();
-        gate.report.left_out = fuzz::left_out(op, device);
+        gate.report.left_out = fuzz::left_out(op, dtype, device);
     }
     gate.ran_on_its_family(part == 0);
     gate.ran_in_place(part == 0);
@@ -142,9 +142,11 @@ pub(crate) fn verify_as(
     gate.report
 }
 
-/// The report of a row whose gate did not come to its end: red, for this reason.
-pub fn unfinished(row: &Row, device: &Device, why: String) -> Report {
-    blank(row.op, row.dtype, device, row.family).unfinished(why)
+/// The report of a row whose gate, with these options if it was no stress, did not come to its end: red, for this reason.
+pub fn unfinished(row: &Row, device: &Device, options: Option<Options>, why: String) -> Report {
+    let mut report = blank(row.op, row.dtype, device, row.family);
+    report.take_options(options);
+    report.unfinished(why)
 }
 
 /// A report of nothing yet.
@@ -209,7 +211,7 @@ struct Gate<'a> {
 impl<'a> Gate<'a> {
     fn new(op: &'a dyn Operator, dtype: DType, device: &'a Device, options: Options) -> Self {
         let mut report = blank(op, dtype, device, options.family);
-        (report.seed, report.fuzz) = (Some(options.seed), Some(options.fuzz));
+        report.take_options(Some(options));
         Self {
             op,
             dtype,

@@ -1,5 +1,7 @@
 //! What the gate found.
 
+use super::Options;
+use crate::special::Why;
 use burn::tensor::DType;
 use kiln_ops::policy::Implementation;
 use serde::{Deserialize, Serialize};
@@ -109,20 +111,6 @@ pub struct LeftOut {
     pub why: Why,
 }
 
-/// Why no case has them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Why {
-    /// The language of the device does not define what becomes of them.
-    Device,
-    /// Nor does the operator, or they cannot be.
-    Operator,
-    /// Other inputs, or cotangents, have them, in turns.
-    OtherInputs,
-    /// No case that is small has such an input.
-    NoCase,
-}
-
 /// What the gate found for an operator and element type.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
@@ -136,10 +124,10 @@ pub struct Report {
     pub implementation: Implementation,
     /// On which family of product kernels, if the operator is made of products.
     pub family: Option<String>,
-    /// Seed of the data; none of a stress or of a row that did not come to its end.
+    /// Seed of the data; a stress, which has its own, has none.
     #[serde(default)]
     pub seed: Option<u64>,
-    /// Random cases that were asked for; so too.
+    /// Random cases that were asked for; of a stress none.
     #[serde(default)]
     pub fuzz: Option<usize>,
     /// Number of cases.
@@ -218,6 +206,11 @@ impl Report {
             checks: checks.into(),
             failures: vec![],
         }
+    }
+
+    pub(super) fn take_options(&mut self, options: Option<Options>) {
+        self.seed = options.map(|options| options.seed);
+        self.fuzz = options.map(|options| options.fuzz);
     }
 
     /// The first of these plans that no case has verified: none was of a kernel that is specialised alike, or one of

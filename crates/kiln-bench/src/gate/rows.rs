@@ -63,25 +63,25 @@ impl std::fmt::Display for Row {
 impl Row {
     /// How many parts it is verified in, each by itself if need be: [`verify_part`](super::verify_part).
     pub fn parts(&self, fuzz: usize, device: &Device) -> usize {
-        parts(self.op, fuzz, device)
+        parts(self.op, self.dtype, fuzz, device)
     }
 }
 
 /// Cases of a part of a row: some make a hundred kernels, which one thread would compile.
 pub(super) const CASES_OF_A_PART: usize = 12;
 
-pub(super) fn parts(op: &dyn Operator, fuzz: usize, device: &Device) -> usize {
-    in_parts(op, fuzz, device).div_ceil(CASES_OF_A_PART).max(1)
+pub(super) fn parts(op: &dyn Operator, dtype: DType, fuzz: usize, device: &Device) -> usize {
+    in_parts(op, dtype, fuzz, device).div_ceil(CASES_OF_A_PART).max(1)
 }
 
 /// Cases of the registry, random ones, and those with special numbers.
-fn in_parts(op: &dyn Operator, fuzz: usize, device: &Device) -> usize {
-    op.cases().len() + fuzz + super::fuzz::special(op, device).len()
+fn in_parts(op: &dyn Operator, dtype: DType, fuzz: usize, device: &Device) -> usize {
+    op.cases().len() + fuzz + super::fuzz::special(op, dtype, device).len()
 }
 
 /// How many cases that are, with the empty ones, which are all of the first part.
-pub fn cases(op: &dyn Operator, fuzz: usize, device: &Device) -> usize {
-    in_parts(op, fuzz, device) + super::empty::cases(op).len()
+pub fn cases(op: &dyn Operator, dtype: DType, fuzz: usize, device: &Device) -> usize {
+    in_parts(op, dtype, fuzz, device) + super::empty::cases(op).len()
 }
 
 /// The rows of these operators on a device, in their order.

@@ -4,7 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
 use kiln_ops::adamw::{AdamWOptions, Moving, adamw, oracle};
@@ -139,14 +139,14 @@ impl Operator for Row {
     }
 
     // A mean of squares is not below 0.
-    fn takes(&self, holder: Holder, special: Special) -> bool {
+    fn leaves_out(&self, holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
         let left_out = match holder {
             Holder::Input("second") => {
                 &[Special::Masked, Special::Infinities, Special::Cancelling][..]
             }
             _ => &[Special::Masked],
         };
-        !left_out.contains(&special)
+        undefined(left_out.contains(&special))
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::{replace, shrink};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -115,10 +115,10 @@ pub(super) fn documents(call: &Call<'_>, ends: usize) -> Result<Option<Documents
     Documents::from_cu_seqlens(&ends, &call.rows(0).device()).map(Some)
 }
 
-/// Whether numbers of a kind are defined: a query whose scores are −∞ takes nothing in, and the weights 0 of keys that it
-/// does not see are multiplied, too.
-pub(super) fn takes(special: Special) -> bool {
-    !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
+/// What is not finite: a query whose scores are −∞ takes nothing in, and the weights 0 of keys that it does not see are
+/// multiplied, too.
+pub(super) fn leaves_out(special: Special) -> Option<Why> {
+    undefined(!special.finite())
 }
 
 /// Attributes by a random number.
@@ -247,8 +247,8 @@ impl Operator for Row {
         sizes.into_iter().chain([batches]).collect()
     }
 
-    fn takes(&self, _holder: Holder, special: Special) -> bool {
-        takes(special)
+    fn leaves_out(&self, _holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
+        leaves_out(special)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -1,14 +1,14 @@
 //! attention_qkv: queries, keys and values where one product has left them.
 
 use super::attention::{
-    self, CAUSAL, CU_SEQLENS, SCALE, SOFTCAP, WINDOW, documents, options, rule, takes, vary,
+    self, CAUSAL, CU_SEQLENS, SCALE, SOFTCAP, WINDOW, documents, leaves_out, options, rule, vary,
 };
 use super::rope_qkv::{HEADS, KV_HEADS, heads, total};
 use crate::attributes::Attributes;
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why};
 use burn::tensor::DType;
 use kiln_ops::OpError;
 use kiln_ops::attention::{WIDEST, attention_qkv, oracle};
@@ -175,9 +175,10 @@ impl Operator for Row {
     }
 
     // Queries and keys are one input: scores of what is far from 0 are beyond f16.
-    fn takes(&self, holder: Holder, special: Special) -> bool {
-        let far = matches!(special, Special::Offset | Special::Cancelling);
-        takes(special) && !(far && matches!(holder, Holder::Input(_)))
+    fn leaves_out(&self, holder: Holder, special: Special, dtype: DType) -> Option<Why> {
+        let far = special.far() && matches!(holder, Holder::Input(_));
+        let beyond = (far && dtype == DType::F16).then_some(Why::Type);
+        leaves_out(special).or(beyond)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::Spot;
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -200,10 +200,10 @@ impl Operator for Row {
 
     // Which parts of complex numbers are infinite, or no numbers, hangs on how products are made. A real z may be an
     // eigenvalue, or as near to one as to have no bound.
-    fn takes(&self, holder: Holder, special: Special) -> bool {
+    fn leaves_out(&self, holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
         let real =
             holder == Holder::Input("z") && matches!(special, Special::Zeros | Special::Subnormals);
-        !real && !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
+        undefined(real || !special.finite())
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

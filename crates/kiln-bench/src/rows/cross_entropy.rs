@@ -5,7 +5,7 @@ use crate::attributes::{Attribute, Attributes, Kind};
 use crate::dims::replace;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
 #[cfg(feature = "cube")]
@@ -114,8 +114,8 @@ impl Operator for Row {
     }
 
     // Classes that are masked, too.
-    fn takes(&self, holder: Holder, special: Special) -> bool {
-        special != Special::Masked || matches!(holder, Holder::Input(_))
+    fn leaves_out(&self, holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
+        undefined(special == Special::Masked && matches!(holder, Holder::Cotangent(_)))
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -8,7 +8,7 @@ use crate::attributes::Attributes;
 use crate::dims::replace;
 use crate::host::{BoundedTensor, HostTensor};
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{self, Spot};
 use burn::tensor::DType;
 #[cfg(feature = "cube")]
@@ -179,9 +179,9 @@ impl Operator for Row {
     }
 
     // Rows beyond the last are zeros, and are multiplied.
-    fn takes(&self, holder: Holder, special: Special) -> bool {
-        special != Special::Masked
-            && (holder, special) != (Holder::Input("mlps"), Special::Infinities)
+    fn leaves_out(&self, holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
+        let multiplied = (holder, special) == (Holder::Input("mlps"), Special::Infinities);
+        undefined(special == Special::Masked || multiplied)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -5,7 +5,7 @@ use super::elements;
 use crate::dims::shrink;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -120,14 +120,14 @@ impl Operator for Row {
         pairs
     }
 
-    fn takes(&self, holder: Holder, special: Special) -> bool {
+    fn leaves_out(&self, holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
         match (holder, special) {
-            (_, Special::Masked) => false,
+            (_, Special::Masked) => Some(Why::Operator),
             // Gradients are made with the loss and multiplied then: those of rows that are ignored, 0, too.
-            (Holder::Cotangent(_), _) => special.finite(),
+            (Holder::Cotangent(_), _) => undefined(!special.finite()),
             // The shares of all rows are nearly alike then, and so are their roundings.
-            (Holder::Input("x"), Special::Offset) => false,
-            _ => true,
+            (Holder::Input("x"), Special::Offset) => Some(Why::Bound),
+            _ => None,
         }
     }
 

@@ -4,7 +4,7 @@ use super::elements;
 use super::mhc_pre::{self, gamma, options};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -201,8 +201,8 @@ impl Operator for Row {
         super::mhc_post::shrink_tokens(dims)
     }
 
-    fn takes(&self, holder: Holder, special: Special) -> bool {
-        mhc_pre::takes(holder, special)
+    fn leaves_out(&self, holder: Holder, special: Special, dtype: DType) -> Option<Why> {
+        mhc_pre::leaves_out(holder, special, dtype)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

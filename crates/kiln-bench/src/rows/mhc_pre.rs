@@ -4,7 +4,7 @@ use super::elements;
 use crate::attributes::{Attribute, Attributes, Kind};
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{self, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -189,8 +189,8 @@ impl Operator for Row {
         super::mhc_post::shrink_tokens(dims)
     }
 
-    fn takes(&self, holder: Holder, special: Special) -> bool {
-        takes(holder, special)
+    fn leaves_out(&self, holder: Holder, special: Special, dtype: DType) -> Option<Why> {
+        leaves_out(holder, special, dtype)
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {
@@ -261,10 +261,11 @@ pub(super) fn vary(mut case: Case, number: u64, at: usize) -> Case {
 
 /// φ and γ are multiplied as sums of two numbers of 16 bits, of which an infinity is none. And what is far from 0 in a weight
 /// leaves gradients of sigmoids that f16 does not hold.
-pub(super) fn takes(holder: Holder, special: Special) -> bool {
+pub(super) fn leaves_out(holder: Holder, special: Special, dtype: DType) -> Option<Why> {
     let weight = matches!(holder, Holder::Input("phi" | "gamma" | "alpha" | "bias"));
-    let left_out = [Special::Infinities, Special::Offset, Special::Cancelling].contains(&special);
-    !(weight && left_out) && special != Special::Masked
+    let no_sum = weight && special == Special::Infinities;
+    let beyond = (weight && special.far() && dtype == DType::F16).then_some(Why::Type);
+    undefined(special == Special::Masked || no_sum).or(beyond)
 }
 
 /// Sizes that go together.

@@ -166,7 +166,16 @@ impl Operator for Row {
         let mut of = |values: &[f64]| super::pick(&mut number, values);
         let case = case.with("momentum", of(&[0.9, 0.0])).with("learning_rate", of(&[0.1, 0.02]));
         let case = case.with("weight_decay", of(&[0.5, 0.0]));
-        case.with("coefficients", super::pick(&mut number, &["muon", "polar_express"]))
+        let coefficients = super::pick(&mut number, &["muon", "polar_express"]);
+        let scale = super::pick(&mut number, &["original", "match_rms_adamw"]);
+        let case = case.with("coefficients", coefficients).with("learning_rate_scale", scale);
+        // Two beside each other, neither of one element.
+        match case.shapes[0][..] {
+            [.., rows, columns] if rows > 1 && columns > 4 => {
+                case.with("columns", super::pick(&mut number, &[0, 4]))
+            }
+            _ => case,
+        }
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -3,7 +3,7 @@
 use super::elements;
 use crate::host::BoundedTensor;
 use crate::operator::*;
-use crate::special::{Holder, Special};
+use crate::special::{Holder, Special, Why, undefined};
 use crate::spot::{Product, Spot};
 use burn::tensor::{DType, Tensor};
 use kiln_ops::OpError;
@@ -105,8 +105,8 @@ impl Operator for Row {
     }
 
     // Zeros of the other factor are multiplied with, or left out, a tile of them at a time.
-    fn takes(&self, _holder: Holder, special: Special) -> bool {
-        !matches!(special, Special::Masked | Special::Infinities | Special::NotNumbers)
+    fn leaves_out(&self, _holder: Holder, special: Special, _dtype: DType) -> Option<Why> {
+        undefined(!special.finite())
     }
 
     fn cases(&self) -> Vec<Case> {

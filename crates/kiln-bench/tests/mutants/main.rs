@@ -12,6 +12,7 @@ use kiln_bench::registry::{
     Call, Case, Holds, HostCall, InputSpec, Operator, Output, OutputSpec, Scale, Spec, Work,
 };
 use kiln_ops::OpError;
+use kiln_ops::device;
 use kiln_ops::oracle::{Bounded, Number};
 use kiln_ops::policy::{self, Implementation};
 use product::{FIRST, FORWARD, LAUNCHES, Mutant, OF_W, OF_X, product, sizes};
@@ -34,6 +35,12 @@ const SPEC: Spec = Spec {
     differentiable: true,
     kernel: true,
 };
+
+/// The same numbers in another element type.
+fn other_type(y: Tensor<2>) -> Tensor<2> {
+    let other = if y.dtype() == DType::F32 { DType::F16 } else { DType::F32 };
+    y.cast(other)
+}
 
 /// A·B in float64; `at` gives the places of a term in A and B.
 fn in_f64(
@@ -76,8 +83,11 @@ impl Operator for Broken {
         let y = if fused { product(x, w, FORWARD, self.0) } else { x.matmul(w) };
         Ok(vec![match self.0 {
             Mutant::Flat => y.flatten::<1>(0, 1).into(),
-            Mutant::OtherType if y.dtype() == DType::F32 => y.cast(DType::F16).into(),
-            Mutant::OtherType => y.cast(DType::F32).into(),
+            Mutant::OtherType => other_type(y).into(),
+            Mutant::OtherDevice => {
+                let cpu = device::open("cpu").expect("the CPU is always there").device;
+                y.inner().to_device(&cpu).into()
+            }
             _ => y.into(),
         }])
     }
@@ -96,6 +106,7 @@ impl Operator for Broken {
             product(call.rows(2), w.clone().transpose(), OF_X, Mutant::CotangentOverwritten);
         }
         let dw = product(x, dy.clone(), OF_W, self.0);
+        let dw = if self.0 == Mutant::GradientOtherType { other_type(dw) } else { dw };
         Some(vec![product(dy, w, OF_X, self.0), dw])
     }
 
@@ -153,12 +164,8 @@ fn verify(mutant: Mutant, dtype: DType, device: &Device) -> Report {
 fn kernel_device() -> Option<(Device, MutexGuard<'static, ()>)> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let opened = kiln_test::device(kiln_ops::device::open)?;
-    let found = kiln_ops::device::is_cube(&opened.device);
-    if !found {
-        kiln_test::skip("kernels", opened.name);
-    }
-    found.then_some((opened.device, alone))
+    let opened = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device))?;
+    Some((opened.device, alone))
 }
 
 #[test]

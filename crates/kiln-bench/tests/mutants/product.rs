@@ -57,8 +57,10 @@ pub(crate) enum Mutant {
     PastTheInput,
     /// What is no number, or infinite, is written as 0.
     Swallowed,
-    /// What is far from 0 in a cotangent is cut off there.
+    /// What is far from 0 in a cotangent is cut off there, for the gradient of x.
     CotangentCut,
+    /// The same for that of the weight.
+    WeightsCotangentCut,
     /// The result has another shape.
     Turned,
     /// It is flat.
@@ -91,6 +93,10 @@ pub(crate) enum Mutant {
     BehindInput,
     /// The result has another element type.
     OtherType,
+    /// The gradient of the weight has, past autodiff.
+    GradientOtherType,
+    /// The result is on another device.
+    OtherDevice,
     /// Not the kernel: the oracle's gradient of the weight is 2 % too large.
     OracleTwoPercent,
 }
@@ -98,7 +104,7 @@ pub(crate) enum Mutant {
 impl Mutant {
     /// The broken ones, the check that is meant for each, and what a failure of it has to say, so that none is convicted by
     /// what happens to be wrong, too.
-    pub(crate) const BROKEN: [(Self, Check, &[&str]); 32] = [
+    pub(crate) const BROKEN: [(Self, Check, &[&str]); 35] = [
         (Self::TailDropped, Check::Forward, &["off at row"]),
         (Self::LastChunk, Check::Forward, &["off at row"]),
         (Self::OnePercent, Check::Forward, &["off at row"]),
@@ -121,6 +127,11 @@ impl Mutant {
             Check::Gradients,
             &[" in the cotangent of `y`", "`grad.x`", "off at row"],
         ),
+        (
+            Self::WeightsCotangentCut,
+            Check::Gradients,
+            &[" in the cotangent of `y`", "`grad.w`", "off at row"],
+        ),
         (Self::Turned, Check::Forward, &["has shape"]),
         (Self::Flat, Check::Forward, &["has shape"]),
         (Self::NothingTaken, Check::Forward, &["is 0", "should have been refused"]),
@@ -134,6 +145,12 @@ impl Mutant {
         (Self::BesideInput, Check::Inputs, &["cut rows", "written around it"]),
         (Self::BehindInput, Check::Inputs, &["written around it"]),
         (Self::OtherType, Check::Forward, &["`y` is ", ", not "]),
+        (
+            Self::GradientOtherType,
+            Check::Forward,
+            &["`grad.w of the backward kernels` is ", ", not "],
+        ),
+        (Self::OtherDevice, Check::Forward, &["`y` is on ", ", not on "]),
         (Self::OracleTwoPercent, Check::FiniteDifferences, &["the slope there"]),
     ];
 
@@ -338,15 +355,16 @@ impl MutantOps for CubeBackend {
         let mutant = match (mutant, which) {
             (Mutant::GradientTwoPercent, OF_W) | (_, FORWARD) => mutant,
             (Mutant::CotangentOverwritten | Mutant::CotangentCut, OF_X) => mutant,
+            (Mutant::WeightsCotangentCut, OF_W) => mutant,
             (Mutant::NothingWritten, OF_W) => mutant,
             (Mutant::SharedCotangentOverwritten, OF_X) => Mutant::CotangentOverwritten,
             _ => Mutant::None,
         };
-        let a = match mutant {
-            Mutant::CotangentCut if which == OF_X => {
-                Self::float_clamp(a, (-8.0f32).into(), 8.0f32.into())
-            }
-            _ => a,
+        let cut = |dy| Self::float_clamp(dy, (-8.0f32).into(), 8.0f32.into());
+        let (a, b) = match (mutant, which) {
+            (Mutant::CotangentCut, OF_X) => (cut(a), b),
+            (Mutant::WeightsCotangentCut, OF_W) => (a, cut(b)),
+            _ => (a, b),
         };
         let [m, n, k] = sizes(&a.shape(), &b.shape(), which);
         let (a_strides, b_strides) = (a.meta.strides().to_vec(), b.meta.strides().to_vec());

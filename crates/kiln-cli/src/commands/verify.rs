@@ -10,7 +10,8 @@ use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::bail;
 use board::Board;
-use kiln_bench::gate::{self, Options, Report, Why};
+use kiln_bench::gate::{self, Options, Report};
+use kiln_bench::special::Why;
 use kiln_ops::device;
 use parts::Parts;
 use std::collections::BTreeSet;
@@ -140,13 +141,19 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             opened.name
         ));
     }
-    let undefined = of(Why::Operator).into_iter().collect::<Vec<_>>().join(", ");
-    if !undefined.is_empty() {
-        let list = match &args.json {
-            Some(path) => format!("`left_out` in {}", path.display()),
-            None => "--json FILE lists them".into(),
-        };
-        print(format_args!("left out: numbers that are not defined, of {undefined}; {list}"));
+    for (why, what) in [
+        (Why::Operator, "that are not defined"),
+        (Why::Type, "whose results the element type does not hold"),
+        (Why::Bound, "for which there is no bound"),
+    ] {
+        let ops = of(why).into_iter().collect::<Vec<_>>().join(", ");
+        if !ops.is_empty() {
+            let list = match &args.json {
+                Some(path) => format!("`left_out` in {}", path.display()),
+                None => "--json FILE lists them".into(),
+            };
+            print(format_args!("left out: numbers {what}, of {ops}; {list}"));
+        }
     }
     let what = args.stress.map_or_else(String::new, |calls| {
         format!(": {calls} calls each, whether they are the same and not whether they are right")

@@ -19,7 +19,7 @@ pub fn forward<N: Number>(
         let grad = scale.map_or(grad[i], |scale| grad[i] * scale);
         let m = times(first[i], beta1) + times(grad, 1.0 - beta1);
         let v = times(second[i], beta2) + times(grad * grad, 1.0 - beta2);
-        // √0 has no slope, and what is 0 in f32 has a root that is nothing beside eps.
+        // √0 has no slope, and what is 0 in f32 has a root that is nothing beside an eps above 0.
         let root = if v.value() < (-149f64).exp2() { v } else { v * v.rsqrt() };
         let divisor = times(root, seen(beta2).sqrt().recip()) + eps;
         let update = times(m, learning_rate / seen(beta1)) / divisor;

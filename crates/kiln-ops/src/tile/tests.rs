@@ -1,18 +1,17 @@
 //! What no public function reaches: scales on the device, and sums of nothing with something added.
 
 use super::{Alpha, Family, Product, families, view};
+use crate::device::{self, Opened};
 use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
 /// A device with kernels and its client: that of `KILN_DEVICE`, or wgpu; none where there is no driver.
-fn device() -> Option<(Device, Client)> {
-    let opened = kiln_test::device(crate::device::open)?;
-    let client = crate::device::client(&opened.device);
-    if client.is_none() {
-        kiln_test::skip("kernels", opened.name);
-    }
-    Some((opened.device, client?))
+fn kernels() -> Option<(Device, Client)> {
+    let client = |opened: &Opened| device::client(&opened.device);
+    let opened = kiln_test::kernels(device::open, |opened| client(opened).is_some())?;
+    let client = client(&opened)?;
+    Some((opened.device, client))
 }
 
 /// A tensor of small whole numbers, exact in every element type, and these numbers.
@@ -52,7 +51,7 @@ pub(super) fn numbers(tensor: CubeTensor) -> Vec<f32> {
 
 /// Any tensor of the device.
 pub(crate) fn like() -> Option<(Device, CubeTensor)> {
-    let (device, client) = device()?;
+    let (device, client) = kernels()?;
     let cube = match device.as_dispatch() {
         burn::backend::DispatchDevice::Cube(cube) => cube.clone(),
         _ => return None,

@@ -169,20 +169,23 @@ fn gradients_of_a_tied_table() {
     }
 }
 
+/// A call, and what it finds.
+type Call<'a> = &'a dyn Fn() -> Vec<f64>;
+
 /// What a call finds where what it writes, and then memory that it changes, stands between guards is what it finds without,
-/// and nothing is beside it. How often the second time there was some that it changes.
+/// and nothing is beside it. How much there was that it writes, and how often the second time there was some that it changes.
 #[track_caller]
-fn keeps_to_its_places(name: &str, device: &Device, call: impl Fn() -> Vec<f64>) -> usize {
+fn keeps_to_its_places(name: &str, device: &Device, call: impl Fn() -> Vec<f64>) -> [usize; 2] {
     let expected = call();
     device.sync().unwrap();
-    let (mut places, mut seen) = (0, 0);
+    let (mut places, mut seen) = (0, None);
     for begin in [Audit::begin, Audit::begin_in_place] {
         let audit = begin();
         let found = call();
         device.sync().unwrap();
         places = audit.places();
         let findings = audit.finish();
-        seen += findings.len();
+        seen.get_or_insert(findings.len());
         for finding in findings {
             let clean = finding.unwritten == 0 || !finding.full;
             let clean = clean && finding.guard_bytes == 0 && finding.error.is_none();
@@ -190,8 +193,7 @@ fn keeps_to_its_places(name: &str, device: &Device, call: impl Fn() -> Vec<f64>)
         }
         assert_eq!(found, expected, "{name} on {device:?}");
     }
-    assert!(seen > 0, "{name} on {device:?}: nothing was seen");
-    places
+    [seen.unwrap_or(0), places]
 }
 
 /// As a call does with several tensors in a launch, which the gate has no row for, and the same again and again.
@@ -249,11 +251,18 @@ fn what_launches_of_several_write_is_between_guards() {
                     .flat_map(|of| [of.value, of.momentum].into_iter().chain(of.copy))
                     .collect())
             };
-            let calls: [(&str, &dyn Fn() -> Vec<f64>); 3] =
-                [("sum_squares", &norms), ("adamw", &moved), ("muon", &turned)];
-            for (name, call) in calls {
-                let places = keeps_to_its_places(name, &device, call);
-                assert!(places > 0 || !is_cuda(&device), "{name}: nothing was in place");
+            // All that is new, with the copies of weights.
+            let [with_copy, of_muon] = if dtype == DType::F32 { [3, 2] } else { [4, 3] };
+            let calls: [(&str, usize, Call<'_>); 3] = [
+                ("sum_squares", 1, &norms),
+                ("adamw", with_copy * shapes.len(), &moved),
+                ("muon", of_muon * 37, &turned),
+            ];
+            for (name, new, call) in calls {
+                let [seen, places] = keeps_to_its_places(name, &device, call);
+                assert!(seen >= new, "{name} on {device:?}: {seen} results of {new}");
+                let in_place = places >= new || !is_cuda(&device);
+                assert!(in_place, "{name}: {places} in place of {new}");
                 let expected = call();
                 let repeats = if is_cuda(&device) { 100 } else { 5 };
                 for repeat in 0..repeats {
@@ -271,7 +280,7 @@ fn what_is_changed_in_parts_is_between_guards() {
         // Rows of 24 and of 64: those that CUDA pads, and others.
         for width in [24, 64] {
             let qkv = some([2, 41, 8 * width], &device);
-            let places = keeps_to_its_places("a cache", &device, || {
+            let [_, places] = keeps_to_its_places("a cache", &device, || {
                 let mut cache = KvCache::new([2, 2, 41, width], DType::F32, &device).unwrap();
                 let options = AttentionOptions::default();
                 let mut found = vec![];
@@ -284,7 +293,7 @@ fn what_is_changed_in_parts_is_between_guards() {
             });
             assert_eq!(places, 3 * 2, "{device:?}: calls, each with keys and values");
         }
-        let places = keeps_to_its_places("seeds", &device, || {
+        let [_, places] = keeps_to_its_places("seeds", &device, || {
             let mut seeds = Seeds::new(&[Seed::default(); 37], &device).unwrap();
             let change = |seed| SeedChange { seed, alpha: Some(0.25), ..SeedChange::default() };
             seeds.change(&[change(0), change(36)]).unwrap();
@@ -312,7 +321,8 @@ fn rows_are_added_between_guards() {
             let loss = (y.squeeze::<2>() * dy.clone().autodiff()).sum() + (table * 0.5).sum();
             values(&weight.grad(&loss.backward()).unwrap())
         };
-        let places = keeps_to_its_places("a tied table", &device, gradient);
+        let [seen, places] = keeps_to_its_places("a tied table", &device, gradient);
+        assert!(seen > 0, "{device:?}: nothing was seen");
         assert!(places > 0 || !is_cuda(&device), "{device:?}: nothing was in place");
     }
 }

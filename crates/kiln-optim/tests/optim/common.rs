@@ -16,7 +16,8 @@ pub fn tensor<const D: usize>(shape: [usize; D], start: usize, device: &Device) 
 
 /// Runs a test on the CPU and on the device that runs kernels.
 pub fn on_each(test: impl Fn(Device)) {
-    let kernels = kiln_test::device(device::open).map(|opened| opened.device);
+    let kernels = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device));
+    let kernels = kernels.map(|opened| opened.device);
     for device in std::iter::once(Device::flex()).chain(kernels) {
         // Seen where it fails.
         println!("on {device:?}");

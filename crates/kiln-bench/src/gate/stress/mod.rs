@@ -5,7 +5,8 @@
 mod fingerprint;
 
 use super::execute::{caught, quietly};
-use super::{Check, Report, Stressed, blank, candidate, fuzz, on_family};
+use super::plans::{Taken, family_of, heard, on_another_family};
+use super::{Check, Report, Stressed, blank, candidate, fuzz, on_family, own_family};
 use crate::attributes::Attributes;
 use crate::bench::{Maker, parts};
 use crate::host::{self, Input};
@@ -14,6 +15,7 @@ use crate::registry::{Call, Case, Operator, Scale};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_ops::device;
 use kiln_ops::policy::{self, Implementation};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
@@ -35,19 +37,44 @@ pub fn stress(
     }
     report.cases = 1;
     let case = case(op, device);
-    let mut seen = 0;
+    let mut seen = Seen { repeats: 0, plans: BTreeSet::new() };
     let result = beside_other_work(device, || {
         let calls = || on_family(family, || repeated(op, &case, dtype, device, repeats, &mut seen));
         quietly(|| caught(calls))
     });
-    for _ in 0..seen {
+    for _ in 0..seen.repeats {
         report.ran(Check::Repeat);
     }
     report.stress = Some(Stressed { calls: repeats, case: case.to_string() });
-    if let Err(error) = result {
+    let on_its_family = result.and_then(|()| seen.expect_family(op, dtype, device, family));
+    if let Err(error) = on_its_family {
         report.fail(Check::Repeat, &case.to_string(), error);
     }
+    report.plans = seen.plans;
     report
+}
+
+/// What was seen of the calls.
+struct Seen {
+    /// How many were compared with the first.
+    repeats: usize,
+    /// Plans of the kernels of the first.
+    plans: BTreeSet<String>,
+}
+
+impl Seen {
+    /// That products ran on the family that was asked for, or on the fastest where none was.
+    fn expect_family(
+        &self,
+        op: &dyn Operator,
+        dtype: DType,
+        device: &Device,
+        family: Option<&str>,
+    ) -> Result<(), String> {
+        let Some(own) = own_family(op, dtype, device) else { return Ok(()) };
+        let ran: Vec<(&str, &str)> = self.plans.iter().filter_map(|plan| family_of(plan)).collect();
+        on_another_family(family.unwrap_or(own), &ran, true).map_or(Ok(()), Err)
+    }
 }
 
 /// On CUDA a layer of a 124M model, if that fills a device several times, elsewhere the largest case of the gate that is no burden.
@@ -73,7 +100,7 @@ fn repeated(
     dtype: DType,
     device: &Device,
     repeats: usize,
-    seen: &mut usize,
+    seen: &mut Seen,
 ) -> Result<(), String> {
     let spec = op.spec();
     let attributes = case.attributes(spec)?;
@@ -106,7 +133,9 @@ fn repeated(
         let name = names.chain(gradients).nth(at).map(|name| format!("`{name}`"));
         name.unwrap_or_else(|| "what the forward keeps".into())
     };
-    let first = call()?;
+    let (first, plans) = heard(&Taken::default(), call);
+    seen.plans = plans;
+    let first = first?;
     // What is NaN everywhere is the same every time.
     for (at, result) in first.iter().enumerate() {
         if !some_finite(result)? {
@@ -115,7 +144,7 @@ fn repeated(
     }
     let first = prints(first)?;
     for repeat in 1..=repeats {
-        *seen += 1;
+        seen.repeats += 1;
         let again = prints(call()?)?;
         if let Some(at) = first.iter().zip(&again).position(|(a, b)| a != b) {
             let name = name(at);
@@ -258,7 +287,8 @@ mod tests {
     #[test]
     fn every_operator_is_called_again() {
         let cpu = device::open("cpu").expect("the CPU is always there").device;
-        let kernels = kiln_test::device(device::open).map(|opened| opened.device);
+        let kernels = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device));
+        let kernels = kernels.map(|opened| opened.device);
         for device in [Some(cpu), kernels].into_iter().flatten() {
             for op in registry::all() {
                 let report = stress(*op, DType::F32, &device, None, 1);

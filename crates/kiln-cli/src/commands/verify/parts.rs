@@ -91,7 +91,11 @@ impl<'a> Parts<'a> {
 
     /// The report of a part whose process ended before, and how.
     pub fn unfinished(&self, part: usize, why: String) -> Report {
-        gate::unfinished(&self.rows[self.row(part)], &self.opened.device, why)
+        let options = match self.does {
+            Does::Verify { seed, fuzz } => Some(Options { seed, fuzz, family: None }),
+            Does::Stress { .. } => None,
+        };
+        gate::unfinished(&self.rows[self.row(part)], &self.opened.device, options, why)
     }
 
     fn verify(&self, part: usize) -> Report {

@@ -174,7 +174,7 @@ mod tests {
     fn a_process_that_dies_is_the_error_of_its_row_alone() {
         let device = kiln_ops::device::open("cpu").unwrap().device;
         let row = gate::rows(&registry::all()[..1], &device)[0];
-        let report = gate::unfinished(&row, &device, "as the script says".into());
+        let report = gate::unfinished(&row, &device, None, "as the script says".into());
         let json = serde_json::to_string(&report).unwrap();
         let script = format!(
             "while read row; do

@@ -5,6 +5,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Distribution, Gradients, Tensor};
 use kiln_nn::kasmina::{Schedule, SeedMetrics};
 use kiln_nn::prelude::*;
+use kiln_ops::device;
 
 use SeedState::*;
 
@@ -18,7 +19,8 @@ fn values<const D: usize>(of: Tensor<D>) -> Vec<f32> {
 
 /// The CPU, and the device that runs kernels.
 fn devices() -> Vec<Device> {
-    let kernels = kiln_test::device(kiln_ops::device::open).map(|opened| opened.device);
+    let kernels = kiln_test::kernels(device::open, |opened| device::is_cube(&opened.device));
+    let kernels = kernels.map(|opened| opened.device);
     std::iter::once(Device::flex()).chain(kernels).collect()
 }
 
