@@ -174,11 +174,16 @@ impl Operator for Row {
         vec![replace(dims, "B", 2)]
     }
 
-    // Queries and keys are one input: scores of what is far from 0 are beyond f16.
+    // Queries and keys are one input: scores of what is far from 0 are beyond f16, and rounded to bf16 they say nothing of
+    // their exponentials.
     fn leaves_out(&self, holder: Holder, special: Special, dtype: DType) -> Option<Why> {
         let far = special.far() && matches!(holder, Holder::Input(_));
-        let beyond = (far && dtype == DType::F16).then_some(Why::Type);
-        leaves_out(special).or(beyond)
+        let of_type = match dtype {
+            DType::F16 => Some(Why::Type),
+            DType::BF16 => Some(Why::Bound),
+            _ => None,
+        };
+        leaves_out(special).or(of_type.filter(|_| far))
     }
 
     fn may_be_zero(&self) -> &'static [&'static str] {

@@ -73,7 +73,9 @@ impl Seen {
     ) -> Result<(), String> {
         let Some(own) = own_family(op, dtype, device) else { return Ok(()) };
         let ran: Vec<(&str, &str)> = self.plans.iter().filter_map(|plan| family_of(plan)).collect();
-        on_another_family(family.unwrap_or(own), &ran, true).map_or(Ok(()), Err)
+        // A small case may be of products with a thin side alone, which are of no family.
+        let large = device::is_cuda(device);
+        on_another_family(family.unwrap_or(own), &ran, large).map_or(Ok(()), Err)
     }
 }
 
