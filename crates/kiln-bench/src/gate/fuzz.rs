@@ -183,13 +183,17 @@ mod tests {
         assert_eq!(of("linear_cross_entropy", "offset", "x"), Some(Why::Bound));
         assert_eq!(of_type("attention_qkv", DType::F16, "offset", "qkv"), Some(Why::Type));
         assert_eq!(of("attention_qkv", "offset", "qkv"), None);
+        assert_eq!(of_type("attention_qkv", DType::BF16, "offset", "qkv"), Some(Why::Bound));
         // Every other operator has a case of what it defines.
         for op in registry::all() {
-            let left_out = left_out(*op, DType::F16, &cpu);
-            let none = left_out.iter().find(|one| one.why == Why::NoCase);
-            assert_eq!(none, None, "{}", op.spec().name);
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let left_out = left_out(*op, dtype, &cpu);
+                let none = left_out.iter().find(|one| one.why == Why::NoCase);
+                assert_eq!(none, None, "{} in {dtype:?}", op.spec().name);
+            }
         }
     }
+    use crate::attributes::Kind;
     use crate::registry::{self, Scale};
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
@@ -203,9 +207,17 @@ mod tests {
             let cases: Vec<Case> = (0..300).map(|_| case(*op, &mut rng)).collect();
             for attribute in spec.attributes {
                 let (name, default) = (attribute.name, attribute.default);
-                let other = |(of, value): &(&str, String)| *of == name && value != default;
-                if !cases.iter().any(|case| case.attributes.iter().any(other)) {
-                    missing.push(format!("{} {name}", spec.name));
+                let values = cases.iter().flat_map(|case| &case.attributes);
+                let others: BTreeSet<&str> = values
+                    .filter(|(of, value)| *of == name && value != default)
+                    .map(|(_, value)| value.as_str())
+                    .collect();
+                let all = match attribute.kind {
+                    Kind::OneOf(words) => words.len() - 1,
+                    _ => 1,
+                };
+                if others.len() < all {
+                    missing.push(format!("{} {name}: {others:?}", spec.name));
                 }
             }
         }

@@ -393,6 +393,13 @@ mod tests {
         assert_eq!(report.failures.len(), KEPT + 1);
         assert!(!report.green());
 
+        // Nor is its seed lost, if it is the first.
+        let mut died = part(0.0, "none", 0);
+        died.take_options(Some(Options { seed: 7, fuzz: 3, family: None }));
+        let mut died = died.unfinished("it died".into());
+        died.add(part(0.2, "first", 0));
+        assert_eq!((died.seed, died.fuzz), (Some(7), Some(3)));
+
         // What only the part that died would have checked is not claimed, and why it died is kept.
         let mut report = part(0.1, "first", 0);
         report.leave_out(Check::Order);

@@ -259,7 +259,7 @@ pub(super) fn vary(mut case: Case, number: u64, at: usize) -> Case {
     case.with("hc_eps", super::pick(&mut number, &[1e-6, 0.01]))
 }
 
-/// φ and γ are multiplied as sums of two numbers of 16 bits, of which an infinity is none. And what is far from 0 in a weight
+/// φ and γ are multiplied as sums of two or three numbers of 16 bits, of which an infinity is none. And what is far from 0 in a weight
 /// leaves gradients of sigmoids that f16 does not hold.
 pub(super) fn leaves_out(holder: Holder, special: Special, dtype: DType) -> Option<Why> {
     let weight = matches!(holder, Holder::Input("phi" | "gamma" | "alpha" | "bias"));

@@ -132,8 +132,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     lacks("kernels of the family ", families.map(String::as_str).collect());
     let of = |why: Why| {
         let some = move |report: &&Report| report.left_out.iter().any(|one| one.why == why);
-        let ops = reports.iter().filter(some).map(|report| report.op.as_str());
-        ops.collect::<BTreeSet<&str>>()
+        let name = |Report { op, dtype, .. }: &Report| match why {
+            Why::Type | Why::Bound => format!("{op} in {dtype}"),
+            _ => op.clone(),
+        };
+        reports.iter().filter(some).map(name).collect::<BTreeSet<String>>()
     };
     if !of(Why::Device).is_empty() {
         print(format_args!(

@@ -91,11 +91,12 @@ impl<'a> Parts<'a> {
 
     /// The report of a part whose process ended before, and how.
     pub fn unfinished(&self, part: usize, why: String) -> Report {
+        let row = &self.rows[self.row(part)];
         let options = match self.does {
-            Does::Verify { seed, fuzz } => Some(Options { seed, fuzz, family: None }),
+            Does::Verify { seed, fuzz } => Some(Options { seed, fuzz, family: row.family }),
             Does::Stress { .. } => None,
         };
-        gate::unfinished(&self.rows[self.row(part)], &self.opened.device, options, why)
+        gate::unfinished(row, &self.opened.device, options, why)
     }
 
     fn verify(&self, part: usize) -> Report {
