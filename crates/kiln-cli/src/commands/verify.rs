@@ -101,6 +101,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let jobs = args.jobs.map_or_else(own, usize::from);
     let mut board = Board::new(&parts);
     let json = args.json.as_ref().filter(|path| !super::is_stream(path));
+    if let Some(path) = json {
+        // What another run left there is none of this one's.
+        write_reports(path, &[])?;
+    }
     parts.each(&parts.of(|_| true), jobs, |event| {
         let done = board.show(event);
         if let (true, Some(path)) = (done, json) {
@@ -129,7 +133,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         lacks("", types.map(String::as_str).collect());
     }
     let families = reports.iter().flat_map(|report| &report.missing_families);
-    lacks("kernels of the family ", families.map(String::as_str).collect());
+    let families: BTreeSet<&str> = families.map(String::as_str).collect();
+    let of = if families.len() == 1 { "family" } else { "families" };
+    lacks(&format!("kernels of the {of} "), families);
     let of = |why: Why| {
         let some = move |report: &&Report| report.left_out.iter().any(|one| one.why == why);
         let name = |Report { op, dtype, .. }: &Report| match why {
