@@ -3,6 +3,7 @@
 
 #![cfg(feature = "cube")]
 
+mod mutant;
 mod product;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -15,7 +16,8 @@ use kiln_ops::OpError;
 use kiln_ops::device;
 use kiln_ops::oracle::{Bounded, Number};
 use kiln_ops::policy::{self, Implementation};
-use product::{FIRST, FORWARD, LAUNCHES, Mutant, OF_W, OF_X, product, sizes};
+use mutant::Mutant;
+use product::{FIRST, FORWARD, LAUNCHES, OF_W, OF_X, product, sizes};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
