@@ -145,8 +145,7 @@ pub fn run(request: &Request) -> Result<(), String> {
 
     let mut results = vec![];
     for (output, tensor) in spec.outputs.iter().zip(&run.outputs) {
-        let dtype = if output.f32 { DType::F32 } else { dtype };
-        results.push((output.name.to_string(), encode(tensor, dtype)?));
+        results.push((output.name.to_string(), encode(tensor, output.dtype(dtype))?));
     }
     for (index, tensor) in spec.float_inputs().zip(&run.gradients) {
         let input = &spec.inputs[index];
@@ -154,8 +153,7 @@ pub fn run(request: &Request) -> Result<(), String> {
         if input.holds.optional() && tensor.values.is_empty() {
             continue;
         }
-        let dtype = if input.holds.is_f32() { DType::F32 } else { dtype };
-        results.push((format!("grad.{}", input.name), encode(tensor, dtype)?));
+        results.push((format!("grad.{}", input.name), encode(tensor, input.dtype(dtype))?));
     }
     let metadata = HashMap::from([
         ("op".to_string(), spec.name.to_string()),
@@ -306,7 +304,7 @@ fn cotangents(
             let found = view.shape();
             return Err(format!("{}: `{name}` has shape {found:?}, expected {shape:?}", spec.name));
         }
-        let own = if output.f32 { DType::F32 } else { dtype };
+        let own = output.dtype(dtype);
         if !matches!(float_dtype(view.dtype()), Some(d) if d == own || d == DType::F32) {
             let found = view.dtype();
             let expected = if own == DType::F32 { "F32".into() } else { format!("{own:?} or F32") };

@@ -84,6 +84,11 @@ impl InputSpec {
     pub fn scale(&self, shape: &[usize]) -> f64 {
         self.fan_in.map_or(1.0, |along| 1.0 / (shape[along] as f64).sqrt())
     }
+
+    /// The element type of its numbers, if they are float, where that of the operation is `dtype`.
+    pub fn dtype(&self, dtype: DType) -> DType {
+        if self.holds.is_f32() { DType::F32 } else { dtype }
+    }
 }
 
 /// An output.
@@ -97,6 +102,13 @@ pub struct OutputSpec {
     pub f32: bool,
     /// It has no gradient, and takes no cotangent.
     pub constant: bool,
+}
+
+impl OutputSpec {
+    /// Its element type, where that of the operation is `dtype`.
+    pub fn dtype(&self, dtype: DType) -> DType {
+        if self.f32 { DType::F32 } else { dtype }
+    }
 }
 
 /// The families of product kernels, the fastest first.

@@ -54,7 +54,7 @@ impl Data {
         let mut gradients = vec![];
         if spec.differentiable {
             for (output, value) in spec.outputs.iter().zip(&outputs) {
-                let dtype = if output.f32 { DType::F32 } else { dtype };
+                let dtype = output.dtype(dtype);
                 let mut cotangent = HostTensor::normal(&value.shape, 0.1, rng);
                 match case.special {
                     Some((Holder::Cotangent(name), special)) if name == output.name => {
@@ -114,7 +114,7 @@ pub(super) fn inputs(
                 _ => {}
             }
             tensor.values.iter_mut().for_each(|v| *v *= scale);
-            tensor.rounded(if input.holds.is_f32() { DType::F32 } else { dtype })
+            tensor.rounded(input.dtype(dtype))
         }
         Holds::Shares => {
             let shares = (0..shape.iter().product()).map(|_| rng.random::<f64>()).collect();

@@ -103,7 +103,7 @@ pub(super) fn kernels(
         let outputs = op.spec().outputs.iter().zip(&data.cotangents);
         let uploaded: Vec<(String, HostTensor, DType, Input)> = outputs
             .map(|(output, cotangent)| {
-                let dtype = if output.f32 { DType::F32 } else { dtype };
+                let dtype = output.dtype(dtype);
                 let flat = HostTensor::new([cotangent.values.len()], cotangent.values.clone());
                 let input = Input::float(&flat, dtype, Layout::Allocated, false, device);
                 (format!("the cotangent of `{}`", output.name), flat, dtype, input)
@@ -134,9 +134,8 @@ pub(super) fn kernels(
         let found: Result<Vec<HostTensor>, String> = pairs
             .map(|(i, (gradient, expected))| {
                 let input = &spec.inputs[i];
-                let dtype = if input.holds.is_f32() { DType::F32 } else { dtype };
                 let name = format!("grad.{} of the backward kernels", input.name);
-                expect(&name, gradient, dtype, device)?;
+                expect(&name, gradient, input.dtype(dtype), device)?;
                 read(gradient, &expected.shape)
             })
             .collect();
@@ -258,8 +257,7 @@ fn changed(
 ) -> Vec<String> {
     let all = op.spec().inputs.iter().zip(&data.inputs).zip(inputs);
     all.filter_map(|((spec, host), input)| {
-        let dtype = if spec.holds.is_f32() { DType::F32 } else { dtype };
-        let kept = input.unchanged(host, dtype, layout, device);
+        let kept = input.unchanged(host, spec.dtype(dtype), layout, device);
         kept.err().map(|what| format!("`{}` {what}", spec.name))
     })
     .collect()
@@ -285,7 +283,7 @@ fn outputs(
             let (name, expected) = (spec.name, &expected.shape);
             return Err(format!("`{name}` has shape {shape:?}, not {expected:?}"));
         }
-        expect(spec.name, flat, if spec.f32 { DType::F32 } else { dtype }, device)?;
+        expect(spec.name, flat, spec.dtype(dtype), device)?;
         let mut values = read(flat, &expected.shape)?;
         // Of nothing the sum was read.
         if expected.shape.contains(&0) {
