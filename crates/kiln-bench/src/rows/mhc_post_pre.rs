@@ -228,6 +228,12 @@ impl Operator for Row {
             case([1, 292, 1, 72], false),
             case([1, 76, 3, 136], false).with("sinkhorn", 1),
             case([1, 100, 2, 656], false).with("sinkhorn", 2),
+            // In the backward two cubes of a group whose places in the workspace are taken again, there too.
+            case([1, 228, 4, 136], true).with("sinkhorn", 1),
+            case([1, 228, 1, 520], false).with("sinkhorn", 1),
+            case([1, 228, 2, 264], false).with("sinkhorn", 1),
+            case([1, 212, 3, 136], false).with("sinkhorn", 1),
+            case([1, 244, 5, 72], false).with("sinkhorn", 1),
             // Two launches: more streams, and tokens whose weights do not come in sixteens of bytes.
             case([1, 20, 6, 72], true).with("sinkhorn", 1),
             case([1, 33, 3, 136], false).with("sinkhorn", 1),

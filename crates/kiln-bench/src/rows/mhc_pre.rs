@@ -214,6 +214,12 @@ impl Operator for Row {
             case([1, 70, 1, 72], false),
             case([1, 70, 3, 136], false).with("sinkhorn", 1),
             case([1, 230, 3, 520], false),
+            // In the backward two cubes of a group whose places in the workspace are taken again, on two multiprocessors.
+            case([1, 340, 4, 136], true).with("sinkhorn", 1),
+            case([1, 230, 1, 520], false).with("sinkhorn", 1),
+            case([1, 310, 2, 264], false).with("sinkhorn", 1),
+            case([1, 340, 3, 136], false).with("sinkhorn", 1),
+            case([1, 340, 5, 72], false).with("sinkhorn", 1),
             // Ten cubes, and nineteen, more than there are tokens together.
             case([1, 37, 4, 2888], false),
             case([1, 37, 6, 1160], false),

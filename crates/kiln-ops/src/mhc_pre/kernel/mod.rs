@@ -3,8 +3,9 @@
 //! Forward: [`once`] makes everything from one pass over x where it can, and mixes the streams with a layer's output before,
 //! if that is wanted too; elsewhere there are [products](parts) x·φᵀ, [`apply`]
 //! reads x once more, and [`token`] makes h_post and h_res.
-//! Backward: [`dots`] takes dh_in to each stream, [`token`] goes back to the gradients of x·φᵀ, and [`together`] makes dx
-//! and dφ of them where it can, and in place of dx what the layer before takes back of it; elsewhere [`input`] and a product do.
+//! Backward: [`token`] goes back to the gradients of x·φᵀ, and [`together`] takes dh_in to each stream and makes dx and dφ
+//! where it can, and in place of dx what the layer before takes back of it; elsewhere [`dots`] takes dh_in to each stream
+//! before, and [`input`] and a product make the others.
 
 mod apply;
 mod dots;
@@ -94,6 +95,17 @@ pub(crate) struct Left {
     pub(crate) h_res: CubeTensor,
     pub(crate) mix: CubeTensor,
     pub(crate) norm: CubeTensor,
+}
+
+/// What one pass over the streams makes.
+struct Made {
+    /// ⟨dh_in, x[i]⟩, `[T, n]`.
+    dots: CubeTensor,
+    dphi: CubeTensor,
+    /// The gradient of x, if the layer before does not take it back.
+    dx: Option<CubeTensor>,
+    /// Those of the streams, the output, h_post and h_res of the layer before.
+    layer: Option<[CubeTensor; 4]>,
 }
 
 /// Sizes of a call.
@@ -225,30 +237,33 @@ pub(crate) fn backward_through(
         options,
         d,
     };
-    let cotangents = token::Cotangents {
-        dots: dh_in.as_ref().map(|dh_in| dots::launch(op, &x, dh_in, d)),
-        post: dh_post.option().map(into_contiguous),
-        res: dh_res.option().map(into_contiguous),
-    };
-    let token::Back { dm, along, weights, dalpha, dbias } =
-        token::backward(op, &given, cotangents, [wanted[2], wanted[3]]);
     let phi = into_contiguous(phi);
-    let gradients =
-        input::Gradients { dm: &dm, along: &along, weights: &weights, also: also.as_ref() };
-    if let (Some(before), Some(dh_in), [true, true, ..]) = (before, &dh_in, wanted)
-        && let Some((dphi, back)) =
-            together::through(op, &x, &phi, dh_in, &gradients, before, d, family)
-    {
-        return ([None, Some(dphi), dalpha, dbias], Some(back));
+    let plan = match (&dh_in, wanted) {
+        (Some(dh_in), [true, true, ..]) => {
+            together::Plan::new([&x, dh_in], also.as_ref(), before, d, family)
+        }
+        _ => None,
+    };
+    let later = plan.is_some();
+    let dots = dh_in.as_ref().filter(|_| !later).map(|dh_in| dots::launch(op, &x, dh_in, d));
+    let (post, res) = (dh_post.option().map(into_contiguous), dh_res.option().map(into_contiguous));
+    let back = token::backward(op, &given, token::Cotangents { dots, later, post, res });
+    let totals = [wanted[2], wanted[3]];
+    if let (Some(plan), Some(dh_in)) = (plan, &dh_in) {
+        let Made { dots, dphi, dx, layer } =
+            plan.run(op, [&x, &phi, dh_in, &norm], &back, also.as_ref(), d, shape);
+        if totals.contains(&true) {
+            token::add_later(&given, &dots, &back.sums);
+        }
+        let [dalpha, dbias] = back.sums.add_up(op, totals);
+        return ([dx, Some(dphi), dalpha, dbias], layer);
     }
+    let token::Back { dm, along, weights, sums, .. } = back;
+    let [dalpha, dbias] = sums.add_up(op, totals);
     let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
-    if let (Some(dx), Some(dh_in), true) = (&dx, &dh_in, wanted[1])
-        && let Some(plan) = together::Plan::new(&x, dh_in, also.as_ref(), d, family)
-    {
-        let dphi = plan.run(op, &x, &phi, dh_in, &gradients, d, dx);
-        return ([Some(dx.clone()), Some(dphi), dalpha, dbias], None);
-    }
     if let Some(dx) = &dx {
+        let gradients =
+            input::Gradients { dm: &dm, along: &along, weights: &weights, also: also.as_ref() };
         input::launch(&x, &phi, dh_in.as_ref(), gradients, d, dx);
     }
     let dphi = wanted[1].then(|| parts::of_phi(op, x, dm, d, family));

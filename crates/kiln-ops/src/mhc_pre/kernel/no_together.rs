@@ -1,30 +1,17 @@
 //! What stands for the kernel that makes dx and dφ together where the build has no CUDA: it takes nothing.
 
-use super::input::Gradients;
-use super::{Dims, Post};
+use super::{Dims, Made, Post, token};
 use crate::tile::Family;
+use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
-
-pub(super) fn through(
-    _: &'static str,
-    _: &CubeTensor,
-    _: &CubeTensor,
-    _: &CubeTensor,
-    _: &Gradients<'_>,
-    _: &Post,
-    _: Dims,
-    _: Option<Family>,
-) -> Option<(CubeTensor, [CubeTensor; 4])> {
-    None
-}
 
 pub(super) enum Plan {}
 
 impl Plan {
     pub(super) fn new(
-        _: &CubeTensor,
-        _: &CubeTensor,
+        _: [&CubeTensor; 2],
         _: Option<&CubeTensor>,
+        _: Option<&Post>,
         _: Dims,
         _: Option<Family>,
     ) -> Option<Self> {
@@ -34,13 +21,12 @@ impl Plan {
     pub(super) fn run(
         self,
         _: &'static str,
-        _: &CubeTensor,
-        _: &CubeTensor,
-        _: &CubeTensor,
-        _: &Gradients<'_>,
+        _: [&CubeTensor; 4],
+        _: &token::Back,
+        _: Option<&CubeTensor>,
         _: Dims,
-        _: &CubeTensor,
-    ) -> CubeTensor {
+        _: Shape,
+    ) -> Made {
         match self {}
     }
 }

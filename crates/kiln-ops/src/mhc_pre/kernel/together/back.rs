@@ -4,7 +4,6 @@
 //! some tokens, times the rows before the layer of the same ones, of which what belongs to two tokens is left. The gradients
 //! of the streams are sums of n, which nothing else can reach: what is infinite in one token stays there.
 
-use super::kernel::Sizes;
 use super::plan::{BOX, TOKENS, Together};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
@@ -14,10 +13,11 @@ const ROWS: usize = 16;
 /// Tokens that are given back together: eight lanes have one, eight columns each.
 const BACK: usize = 4;
 
-/// A warp's boxes of a stage: those of its columns, of its stream and others.
+/// A warp's boxes of its columns, of its stream and others: where their stages are.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Boxes {
-    pub(super) stage: u32,
+    pub(super) x_at: u32,
+    pub(super) rest_at: u32,
     pub(super) stream: u32,
     /// Of the columns.
     pub(super) number: u32,
@@ -25,20 +25,33 @@ pub(super) struct Boxes {
 
 #[cube]
 impl Boxes {
-    /// That of a stream, of those that begin at `at`.
-    fn of(&self, stream: u32, #[comptime] at: usize, #[comptime] together: Together) -> u32 {
-        let number = stream * comptime!(together.boxes as u32) + self.number;
-        self.stage + (number + comptime!(at as u32)) * comptime!(together.box_bytes() as u32)
+    /// That of a stream behind `at` boxes of a stage.
+    fn of(&self, stage: u32, at: u32, stream: u32, #[comptime] together: Together) -> u32 {
+        let number = at + stream * comptime!(together.boxes as u32) + self.number;
+        stage + number * comptime!(together.box_bytes() as u32)
     }
 
-    /// That of the warp's stream.
-    pub(super) fn own(&self, #[comptime] at: usize, #[comptime] together: Together) -> u32 {
-        self.of(self.stream, at, together)
+    pub(super) fn x(&self, stream: u32, #[comptime] together: Together) -> u32 {
+        self.of(self.x_at, 0u32, stream, together)
     }
 
-    /// That of what has one stream.
-    pub(super) fn only(&self, #[comptime] at: usize, #[comptime] together: Together) -> u32 {
-        self.of(0u32.runtime(), at, together)
+    pub(super) fn dh_in(&self, #[comptime] together: Together) -> u32 {
+        self.of(self.x_at, comptime!(together.dh_in_at() as u32), 0u32, together)
+    }
+
+    /// What dx has from elsewhere.
+    pub(super) fn also(&self, stream: u32, #[comptime] together: Together) -> u32 {
+        self.of(self.rest_at, 0u32, stream, together)
+    }
+
+    /// The streams of the layer before.
+    fn before(&self, stream: u32, #[comptime] together: Together) -> u32 {
+        self.of(self.rest_at, comptime!(together.before_at() as u32), stream, together)
+    }
+
+    /// Its output.
+    fn f(&self, #[comptime] together: Together) -> u32 {
+        self.of(self.rest_at, comptime!(together.f_at() as u32), 0u32, together)
     }
 }
 
@@ -62,17 +75,14 @@ pub(super) fn eight_of(token: u32, eight: u32) -> u32 {
     token * 128 + ((eight ^ (token % 8)) << 4)
 }
 
-/// Takes dx of all streams back: writes what these columns have of dh_res and dh_post of each token, and leaves the gradients
-/// of the streams where what dx had from elsewhere was, that of the layer's output where dh_in was.
+/// Takes dx of all streams back: leaves what these columns have of dh_res and dh_post of each token at `left`, the gradients
+/// of the streams where what dx had from elsewhere was, and that of the layer's output where dh_in was.
 #[cube]
 pub(super) fn take_back(
     shared: &Shared<[u32]>,
     words: usize,
     boxes: &Boxes,
-    dots: &mut [f32],
-    part: u32,
-    first: u32,
-    sizes: &Sizes,
+    left: u32,
     #[comptime] together: Together,
 ) {
     let n = comptime!(together.streams);
@@ -82,7 +92,7 @@ pub(super) fn take_back(
         let matrix = boxes.stream + comptime!((turn * n) as u32);
         if comptime!((turn + 1) * n <= matrices(n)) || matrix < comptime!(matrices(n) as u32) {
             let own = matrix * comptime!(per_matrix(n) as u32);
-            make_dots(boxes, own, dots, part, first, sizes, together);
+            make_dots(boxes, own, left, together);
         }
     }
     let fours = comptime!(TOKENS / BACK);
@@ -98,15 +108,7 @@ pub(super) fn take_back(
 
 /// Makes dh_res and dh_post, from these columns, of the tokens of a matrix from `own` on.
 #[cube]
-fn make_dots(
-    boxes: &Boxes,
-    own: u32,
-    dots: &mut [f32],
-    part: u32,
-    first: u32,
-    sizes: &Sizes,
-    #[comptime] together: Together,
-) {
+fn make_dots(boxes: &Boxes, own: u32, left: u32, #[comptime] together: Together) {
     let lane = UNIT_POS % 32;
     let n = comptime!(together.streams);
     let last = comptime!(TOKENS as u32 - 1);
@@ -117,8 +119,9 @@ fn make_dots(
     let per = comptime!(per_matrix(n) as u32);
     let token = min(own + lane % 16 % per, last);
     let stream = min(lane % 16 / per, comptime!(n as u32 - 1));
-    let rows = boxes.of(stream, 0usize, together) + eight_of(token, lane / 16);
-    let before = comptime!((together.before_at() * together.box_bytes()) as u32);
+    let at = eight_of(token, lane / 16);
+    let rows = boxes.x(stream, together) + at;
+    let rows_before = boxes.before(stream, together) + at;
     let mut rows_of_f = Array::<u32>::new(of_f);
     let mut of_res = Array::<Vector<f32, Const<4>>>::new(2usize);
     let mut of_post = Array::<Vector<f32, Const<4>>>::new(of_f);
@@ -126,8 +129,7 @@ fn make_dots(
     #[unroll]
     for eight in 0..of_f {
         let token = min(own + comptime!(8 * eight as u32) + lane % 8, last);
-        let of = boxes.only(comptime!(together.f_at()), together);
-        rows_of_f[eight] = of + eight_of(token, lane / 8);
+        rows_of_f[eight] = boxes.f(together) + eight_of(token, lane / 8);
         of_post[eight] = Vector::new(0.0f32);
     }
     #[unroll]
@@ -136,11 +138,11 @@ fn make_dots(
     }
     #[unroll]
     for pair in 0..comptime!(BOX / 16) {
-        let at = rows ^ comptime!(32 * pair as u32);
+        let further = comptime!(32 * pair as u32);
         // A variable itself would be handed over by its address.
         let mut dx = Array::<Vector<u32, Const<4>>>::new(1usize);
-        dx[0] = load_matrices(at, false);
-        let x = load_matrices(at + before, false);
+        dx[0] = load_matrices(rows ^ further, false);
+        let x = load_matrices(rows_before ^ further, false);
         #[unroll]
         for eight in 0..2usize {
             let (b0, b1) = (x.extract(eight), x.extract(comptime!(2 + eight)));
@@ -156,19 +158,16 @@ fn make_dots(
             of_post[eight] = mma_16x8x16(dx[0], b0, b1, of_post[eight], float);
         }
     }
-    leave_dots(&of_res, &of_post, dots, own, part, first, sizes, together);
+    leave_dots(&of_res, &of_post, own, left, together);
 }
 
-/// Writes what the columns have of dh_res of the tokens of a matrix, and then of dh_post.
+/// Leaves what the columns have of dh_res of the tokens of a matrix, and of dh_post behind it.
 #[cube]
 fn leave_dots(
     of_res: &Array<Vector<f32, Const<4>>>,
     of_post: &Array<Vector<f32, Const<4>>>,
-    dots: &mut [f32],
     own: u32,
-    part: u32,
-    first: u32,
-    sizes: &Sizes,
+    left: u32,
     #[comptime] together: Together,
 ) {
     let lane = UNIT_POS % 32;
@@ -181,10 +180,8 @@ fn leave_dots(
         let row = lane / 4 + comptime!(8 * below as u32);
         let (of, o) = (row % per, row / per);
         let token = own + of;
-        let there = row < comptime!(per * streams)
-            && token < comptime!(TOKENS as u32)
-            && first + token < sizes.tokens;
-        let all = (part * sizes.tokens + first + token) as usize * comptime!(n * (n + 1));
+        let there = row < comptime!(per * streams) && token < comptime!(TOKENS as u32);
+        let all = left + token * comptime!(4 * streams * (streams + 1));
         #[unroll]
         for eight in 0..2usize {
             #[unroll]
@@ -197,7 +194,8 @@ fn leave_dots(
                     column += of % 2;
                 }
                 if there && column < comptime!(per * streams) && column % per == of {
-                    dots[all + (o * streams + column / per) as usize] = dot;
+                    let to = all + (o * streams + column / per) * 4;
+                    store_word(to, u32::reinterpret(dot));
                 }
             }
         }
@@ -207,7 +205,9 @@ fn leave_dots(
             if there && pair == of / 2 {
                 let even = of_post[eight].extract(comptime!(2 * below));
                 let odd = of_post[eight].extract(comptime!(2 * below + 1));
-                dots[all + comptime!(n * n) + o as usize] = select(of % 2 == 0, even, odd);
+                let dot = select(of % 2 == 0, even, odd);
+                let to = all + comptime!(4 * streams * streams) + o * 4;
+                store_word(to, u32::reinterpret(dot));
             }
         }
     }
@@ -227,7 +227,7 @@ fn give_back(
     let mut dx = Array::<f32>::new(comptime!(8 * n));
     #[unroll]
     for o in 0..n {
-        let of = boxes.of(comptime!(o as u32).runtime(), 0usize, together);
+        let of = boxes.x(comptime!(o as u32).runtime(), together);
         let words = load_16_shared(of + at);
         #[unroll]
         for w in 0..4usize {
@@ -267,9 +267,9 @@ fn give_back(
                 }
             }
         }
-        let mut to = boxes.only(comptime!(together.dh_in_at()), together);
+        let mut to = boxes.dh_in(together);
         if comptime!(i < n) {
-            to = boxes.of(comptime!(i as u32).runtime(), comptime!(together.also_at()), together);
+            to = boxes.also(comptime!(i as u32).runtime(), together);
         }
         let mut quad = Vector::<u32, Const<4>>::new(0u32);
         #[unroll]

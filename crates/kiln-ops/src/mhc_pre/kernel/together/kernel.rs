@@ -1,15 +1,19 @@
-//! The kernel: warps that multiply, and one that [loads](super::load).
+//! The kernel: warps that multiply, one that [loads](super::load), and those that make the [numbers](super::numbers) of tokens.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
 
 use super::back::{Boxes, eight_of, take_back};
 use super::load::{Maps, produce};
+use super::numbers::{Exchange, leave_parts, make_numbers};
 use super::plan::{BOX, TOKENS, Together};
 use crate::tile::cuda::pipeline::{PipelineState, Ring, rings_ready};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
+
+/// Eights of columns of dx that a warp makes at a time, half of its.
+const BLOCKS: usize = BOX / 16;
 
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
@@ -17,42 +21,47 @@ pub(super) struct Sizes {
     pub(super) tokens: u32,
     /// Columns of a stream.
     width: u32,
-    /// Cubes that have other columns, and such that have other tokens.
-    across: u32,
+    /// Cubes that have other columns and the same tokens, which are a group, and groups.
+    pub(super) across: u32,
     groups: u32,
 }
 
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Inputs {
     phi: Box<[f32]>,
+    /// With what ⟨dh_in, x[i]⟩ is multiplied in the first n rows.
     pub(super) dm: Box<[f32]>,
+    /// The same of the factor of x: what there is without them, and of each of them, which the inverse root mean square is
+    /// multiplied with, too.
     pub(super) along: Box<[f32]>,
+    pub(super) along_dots: Box<[f32]>,
+    pub(super) norm: Box<[f32]>,
     pub(super) weights: Box<[f32]>,
     /// h_post and h_res of the layer before.
     pub(super) post: Box<[f32]>,
     pub(super) res: Box<[f32]>,
 }
 
-/// What is left for sums over cubes: dφ, and, of the layer before, what each box has of dh_res and dh_post of a token.
+/// What is left for sums over cubes: dφ, and, of the layer before, what each box has of dh_res and dh_post of a token, of whole
+/// sixteens of tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Partials {
     phi: Box<[f32]>,
-    dots: Box<[f32]>,
+    layer: Box<[f32]>,
 }
 
 /// Where a cube is, and what it goes through.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
-    /// The first column of its streams, and the first of its sixteens of tokens, counted from the last one.
+    /// The first column of its streams, and the first of its sixteens of tokens.
     pub(super) column: u32,
-    group: u32,
-    /// How many times sixteen tokens there are, and how many are this cube's.
-    sixteens: u32,
+    pub(super) group: u32,
+    /// Which cube of its group it is.
+    pub(super) rank: u32,
+    /// How many times sixteen tokens.
     pub(super) count: u32,
-    /// The ring, in shared memory.
+    /// Shared memory: the ring of x, and behind it the rest.
     pub(super) base: u32,
-    /// The number of its first box.
-    first_box: u32,
 }
 
 /// Where dx goes, or the gradient of the streams before the layer, and that of its output.
@@ -64,11 +73,9 @@ struct Stores {
 
 #[cube]
 impl Place {
-    /// The first of the tokens that come as number `number`. The last ones come first: the pass before ended with them, and
-    /// some of what it read is still in the cache.
+    /// The first of the tokens that come as number `number`.
     pub(super) fn token(&self, number: u32, sizes: &Sizes) -> u32 {
-        let behind = self.group + number * sizes.groups;
-        (self.sixteens - 1 - behind) * comptime!(TOKENS as u32)
+        (self.group + number * sizes.groups) * comptime!(TOKENS as u32)
     }
 }
 
@@ -82,6 +89,7 @@ pub(super) fn together_kernel<E: Float>(
     dx: &TensorMap<E, Tiled>,
     df: &TensorMap<E, Tiled>,
     inputs: &Inputs,
+    exchange: &mut Exchange,
     partials: &mut Partials,
     sizes: Sizes,
     #[comptime] together: Together,
@@ -90,22 +98,30 @@ pub(super) fn together_kernel<E: Float>(
     let warps = comptime!(together.warps() as u32);
     let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(together.shared()), 1024usize);
     let base = generic_to_shared::<u32>(shared.as_ptr());
+    // A stage of x is full when its boxes have come, one of the rest when the numbers of its tokens have been written, too.
+    let barriers = base + comptime!(together.barriers_of_x_at() as u32);
+    let x_ring = Ring::new(barriers, comptime!(together.stages_of_x as u32), 1u32, warps);
     let barriers = base + comptime!(together.barriers_at() as u32);
-    // A stage is full when its boxes have come and when the numbers of its tokens have been written.
-    let ring = Ring::new(barriers, comptime!(together.stages as u32), 2u32, warps);
+    let loads = comptime!(if together.also() { 2u32 } else { 1u32 });
+    let rest_ring = Ring::new(barriers, comptime!(together.stages as u32), loads, warps);
+    let rings = Rings { x: x_ring, rest: rest_ring };
     let cube = CUBE_POS as u32;
-    let (group, slice) = (cube / sizes.across, cube % sizes.across);
+    let (group, rank) = (cube / sizes.across, cube % sizes.across);
     let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
     let count = (sixteens + (sizes.groups - 1) - group) / sizes.groups;
-    let column = slice * comptime!((together.boxes * BOX) as u32);
-    let first_box = slice * comptime!(together.boxes as u32);
-    let place = Place { column, group, sixteens, count, base, first_box };
+    let column = rank * comptime!((together.boxes * BOX) as u32);
+    let place = Place { column, group, rank, count, base };
     rings_ready();
     // The same in all lanes, and known to be.
     let warp = plane_broadcast(UNIT_POS / 32, 0u32);
     if warp < warps {
         let stores = Stores { dx: tensor_map_address(dx), df: tensor_map_address(df) };
-        multiply(&inputs.phi, stores, &shared, partials, warp, &ring, &place, &sizes, together);
+        multiply(&inputs.phi, stores, &shared, partials, warp, &rings, &place, &sizes, together);
+    } else if warp > warps + 1 {
+        let maker = warp - (warps + 2);
+        make_numbers(inputs, exchange, &mut shared, maker, &rings, &place, &sizes, together);
+    } else if warp > warps {
+        leave_parts(exchange, &rings, &place, &sizes, together);
     } else {
         let maps = Maps {
             x: tensor_map_address(x),
@@ -114,8 +130,15 @@ pub(super) fn together_kernel<E: Float>(
             before: tensor_map_address(before),
             f: tensor_map_address(f),
         };
-        produce(&maps, inputs, &mut shared, &ring, &place, &sizes, together);
+        produce(&maps, &rings, &place, &sizes, together);
     }
+}
+
+/// The rings: of x and dh_in, and of the rest with the numbers of tokens.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Rings {
+    pub(super) x: Ring,
+    pub(super) rest: Ring,
 }
 
 /// φ of this lane: of each eight columns and each eight rows, two rows of its column, as the sum of two bf16.
@@ -197,7 +220,7 @@ fn multiply(
     shared: &Shared<[u32]>,
     partials: &mut Partials,
     warp: u32,
-    ring: &Ring,
+    rings: &Rings,
     place: &Place,
     sizes: &Sizes,
     #[comptime] together: Together,
@@ -205,7 +228,7 @@ fn multiply(
     let lane = UNIT_POS % 32;
     let boxes = comptime!(together.boxes as u32);
     let eights = comptime!(together.eights());
-    let stages = comptime!(together.stages as u32);
+    let (stages_of_x, stages) = comptime!((together.stages_of_x as u32, together.stages as u32));
     let (stream, number_of_box) = (warp / boxes, warp % boxes);
     let first = place.column + number_of_box * comptime!(BOX as u32);
     let held = hold_phi(phi, stream, first, sizes, together);
@@ -214,36 +237,42 @@ fn multiply(
     for i in 0..comptime!(BOX / 16 * eights) {
         sums[i] = Vector::new(0.0f32);
     }
-    let mut state = PipelineState::start();
+    let mut of_x = PipelineState::start();
+    let mut of_rest = PipelineState::start();
     for number in 0..place.count {
-        ring.wait(state.stage, state.phase);
-        let stage = place.base + state.stage * comptime!(together.stage_bytes() as u32);
-        let of = Boxes { stage, stream, number: number_of_box };
-        let of_x = of.own(0usize, together);
-        let of_dy = of.only(comptime!(together.dh_in_at()), together);
-        let of_also = of.own(comptime!(together.also_at()), together);
-        let words = words_of(state.stage, together);
+        rings.x.wait(of_x.stage, of_x.phase);
+        rings.rest.wait(of_rest.stage, of_rest.phase);
+        let (x_at, rest_at) =
+            (x_of(place, of_x.stage, together), rest_of(place, of_rest.stage, together));
+        let of = Boxes { x_at, rest_at, stream, number: number_of_box };
+        let x = of.x(stream, together);
+        let words = words_of(of_rest.stage, together);
         let dm = place.base + 4 * words as u32;
         let factors = words + comptime!(2 * together.part());
-        add_dphi(&mut sums, of_x + 0, dm + 0, together);
-        let mut out = all_direct(&of, shared, factors, together);
-        add_through(&mut out, dm + 0, &held, together);
+        add_dphi(&mut sums, x + 0, dm + 0, together);
+        // By halves: all of it takes more registers than there are.
+        #[unroll]
+        for half in 0..2usize {
+            let mut out = direct_of_half(&of, shared, factors, half, together);
+            add_through(&mut out, dm + 0, &held, half, together);
+            // All lanes have read x.
+            sync_plane();
+            put_dx(x + 0, &out, half);
+        }
         if lane == 0 && number > 0 {
             // What was stored of the stage before has been read: it may be filled while this one is used.
             tma_store_read(0u32);
-            ring.release((state.stage + comptime!(stages - 1)) % stages);
+            rings.x.release((of_x.stage + comptime!(stages_of_x - 1)) % stages_of_x);
+            rings.rest.release((of_rest.stage + comptime!(stages - 1)) % stages);
         }
-        // All lanes have read x.
-        sync_plane();
-        put_dx(of_x + 0, &out);
         let token = place.token(number, sizes);
-        let mut to_store = of_x + 0;
+        let mut to_store = x + 0;
+        let left = left_at(place, number_of_box, together);
         if comptime!(together.takes_back()) {
             // dx of all streams of these columns.
             sync_units(1 + number_of_box, comptime!(32 * together.streams as u32));
-            let part = place.first_box + number_of_box;
-            take_back(shared, words, &of, &mut partials.dots, part, token + 0, sizes, together);
-            to_store = of_also + 0;
+            take_back(shared, words, &of, left, together);
+            to_store = of.also(stream, together);
         }
         async_proxy_fence();
         if comptime!(together.takes_back()) {
@@ -255,16 +284,57 @@ fn multiply(
         if lane == 0 {
             tma_store(stores.dx, to_store + 0, first + 0, token + 0, stream + 0);
             if comptime!(together.takes_back()) && stream == 0 {
-                tma_store(stores.df, of_dy + 0, first + 0, token + 0, 0u32);
+                tma_store(stores.df, of.dh_in(together), first + 0, token + 0, 0u32);
+                let part = place.rank * boxes + number_of_box;
+                let to = left_to(&*partials, part, token + 0, sizes, together);
+                bulk_store(to, left, comptime!(together.left_bytes() as u32));
+                tma_store_commit();
             }
         }
         sync_plane();
-        state.advance(stages);
+        of_x.advance(stages_of_x);
+        of_rest.advance(stages);
     }
     if lane == 0 {
         tma_store_wait();
     }
     leave_dphi(&sums, &mut partials.phi, first, stream, place, sizes, together);
+}
+
+/// Where a stage of x is, and one of the rest.
+#[cube]
+pub(super) fn x_of(place: &Place, stage: u32, #[comptime] together: Together) -> u32 {
+    place.base + stage * comptime!(together.x_bytes() as u32)
+}
+
+#[cube]
+pub(super) fn rest_of(place: &Place, stage: u32, #[comptime] together: Together) -> u32 {
+    place.base
+        + comptime!(together.rest_at() as u32)
+        + stage * comptime!(together.rest_bytes() as u32)
+}
+
+/// Where in shared memory a box leaves what it has of dh_res and dh_post of the tokens of a stage.
+#[cube]
+fn left_at(place: &Place, number_of_box: u32, #[comptime] together: Together) -> u32 {
+    place.base
+        + comptime!(together.left_at() as u32)
+        + number_of_box * comptime!(together.left_bytes() as u32)
+}
+
+/// Where that of tokens from `token` on goes.
+#[cube]
+fn left_to(
+    partials: &Partials,
+    part: u32,
+    token: u32,
+    sizes: &Sizes,
+    #[comptime] together: Together,
+) -> u64 {
+    let sixteens = (sizes.tokens + comptime!(TOKENS as u32 - 1)) / comptime!(TOKENS as u32);
+    let sixteens = part * sixteens + token / comptime!(TOKENS as u32);
+    global_address::<f32>(partials.layer.as_ptr())
+        + u64::cast_from(sixteens) * comptime!(together.left_bytes() as u64)
 }
 
 /// Where in shared memory the numbers of a stage's tokens are.
@@ -285,13 +355,12 @@ fn add_dphi(
     let lane = UNIT_POS % 32;
     let dm = fragments_of_dm(dm, true, together);
     // A lane names a row of eight columns: of the upper tokens the one eight, then the other, then of the lower ones.
-    let token = lane / 16 * 8 + lane % 8;
+    let rows = of_x + eight_of(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     #[unroll]
     for pair in 0..comptime!(BOX / 16) {
-        let eight = comptime!(2 * pair as u32) + lane / 8 % 2;
         // A variable itself would be handed over by its address.
         let mut x = Array::<Vector<u32, Const<4>>>::new(1usize);
-        x[0] = load_matrices(of_x + eight_of(token, eight), true);
+        x[0] = load_matrices(rows ^ comptime!(32 * pair as u32), true);
         #[unroll]
         for part in 0..2usize {
             #[unroll]
@@ -306,18 +375,19 @@ fn add_dphi(
     }
 }
 
-/// What x, dh_in and what there is from elsewhere have of dx: of each eight columns, as products leave their sums.
+/// What x, dh_in and what there is from elsewhere have of half the columns of dx: of each eight, as products leave their sums.
 #[cube]
-fn all_direct(
+fn direct_of_half(
     of: &Boxes,
     shared: &Shared<[u32]>,
     factors: usize,
+    #[comptime] half: usize,
     #[comptime] together: Together,
 ) -> Array<Vector<f32, Const<4>>> {
     let lane = UNIT_POS % 32;
-    let of_x = of.own(0usize, together);
-    let of_dy = of.only(comptime!(together.dh_in_at()), together);
-    let of_also = of.own(comptime!(together.also_at()), together);
+    let of_x = of.x(of.stream, together);
+    let of_dy = of.dh_in(together);
+    let of_also = of.also(of.stream, together);
     // Of the two rows of this lane.
     let mut along = Array::<f32>::new(2usize);
     let mut weights = Array::<f32>::new(2usize);
@@ -328,12 +398,11 @@ fn all_direct(
         let at = comptime!(TOKENS) + token * comptime!(together.streams) + of.stream as usize;
         weights[below] = f32::reinterpret(shared[factors + at]);
     }
-    let mut out = Array::<Vector<f32, Const<4>>>::new(comptime!(BOX / 8));
+    let mut out = Array::<Vector<f32, Const<4>>>::new(BLOCKS);
+    let row = row_of_half(half);
     #[unroll]
-    for pair in 0..comptime!(BOX / 16) {
-        // A lane names a row: of the one eight the upper tokens, then the lower, then of the other.
-        let (token, eight) = (lane % 16, comptime!(2 * pair as u32) + lane / 16);
-        let at = eight_of(token, eight);
+    for pair in 0..comptime!(BLOCKS / 2) {
+        let at = row ^ comptime!(32 * pair as u32);
         let x = load_matrices(of_x + at, false);
         let dy = load_matrices(of_dy + at, false);
         let (first, second) = comptime!((2 * pair, 2 * pair + 1));
@@ -381,12 +450,14 @@ fn direct(
     out
 }
 
-/// Adds dm·φ: all products of the parts of dm with those of φ.
+/// Adds dm·φ of half the columns. The product of the two second parts is left out: it is as little as what two bf16 leave out
+/// of a number.
 #[cube]
 fn add_through(
     out: &mut Array<Vector<f32, Const<4>>>,
     dm: u32,
     held: &Array<Vector<u32, Const<2>>>,
+    #[comptime] half: usize,
     #[comptime] together: Together,
 ) {
     let eights = comptime!(together.eights());
@@ -397,10 +468,10 @@ fn add_through(
     #[unroll]
     for part in 0..2usize {
         #[unroll]
-        for i in 0..comptime!(2 * pairs) {
+        for i in 0..comptime!((2 - part) * pairs) {
             #[unroll]
-            for block in 0..comptime!(BOX / 8) {
-                let at = comptime!(block * eights + i % pairs * 2);
+            for block in 0..BLOCKS {
+                let at = comptime!((half * BLOCKS + block) * eights + i % pairs * 2);
                 let (b0, b1) = (held[at].extract(part), held[comptime!(at + 1)].extract(part));
                 out[block] = mma_16x8x16(left[i], b0, b1, out[block], float);
             }
@@ -408,38 +479,44 @@ fn add_through(
         if comptime!(eights % 2 == 1) {
             let rest = left[comptime!(2 * pairs)];
             #[unroll]
-            for i in 0..2usize {
-                let (c0, c1) = comptime!((2 * i, 2 * i + 1));
-                #[unroll]
-                for block in 0..comptime!(BOX / 8) {
-                    let b = held[comptime!((block + 1) * eights - 1)].extract(part);
-                    out[block] =
-                        mma_16x8x8(rest.extract(c0), rest.extract(c1), b, out[block], float);
+            for block in 0..BLOCKS {
+                let at = comptime!((half * BLOCKS + block + 1) * eights - 1);
+                let b = held[at].extract(part);
+                if comptime!(part == 0) {
+                    out[block] = mma_16x8x16(rest, b, b, out[block], float);
+                } else {
+                    let (first, second) = (rest.extract(0usize), rest.extract(1usize));
+                    out[block] = mma_16x8x8(first, second, b, out[block], float);
                 }
             }
         }
     }
 }
 
-/// Stores dx in the place of x.
+/// The row of a box that a lane names for the first two eights of half its columns: of the one the upper tokens, then the
+/// lower, then of the other. Further ones differ in bits of their own.
 #[cube]
-fn put_dx(of_x: u32, dx: &Array<Vector<f32, Const<4>>>) {
-    let row = UNIT_POS % 32 / 4;
-    #[unroll]
-    for i in 0..comptime!(BOX / 4) {
-        let (block, below) = comptime!((i / 2, i % 2));
-        let (c0, c1) = comptime!((2 * below, 2 * below + 1));
-        let to = of_x + place_of(row, block, below);
-        store_pair(to, dx[block].extract(c0), dx[block].extract(c1), Float16::Bf16);
-    }
+fn row_of_half(#[comptime] half: usize) -> u32 {
+    let lane = UNIT_POS % 32;
+    eight_of(lane % 16, lane / 16) ^ comptime!((16 * BLOCKS * half) as u32)
 }
 
-/// Where this lane's two columns of a block lie in a box, in its upper row or its lower one: swizzled by the row, which 8
-/// more do not change.
+/// Stores half the columns of dx in the place of x.
 #[cube]
-fn place_of(row: u32, #[comptime] block: usize, #[comptime] below: usize) -> u32 {
-    let column = ((comptime!(block as u32) ^ row) << 4) + UNIT_POS % 4 * 4;
-    (row + comptime!(8 * below as u32)) * 128 + column
+fn put_dx(of_x: u32, dx: &Array<Vector<f32, Const<4>>>, #[comptime] half: usize) {
+    let row = row_of_half(half);
+    #[unroll]
+    for pair in 0..comptime!(BLOCKS / 2) {
+        let mut quad = Vector::<u32, Const<4>>::new(0u32);
+        #[unroll]
+        for i in 0..4usize {
+            let block = comptime!(2 * pair + i / 2);
+            let (c0, c1) = comptime!((2 * (i % 2), 2 * (i % 2) + 1));
+            let (first, second) = (dx[block].extract(c0), dx[block].extract(c1));
+            quad.insert(i, round_pair(first, second, Float16::Bf16));
+        }
+        store_matrices(of_x + (row ^ comptime!(32 * pair as u32)), quad);
+    }
 }
 
 /// Writes the sums of dφ of a warp: 64 columns from `first` on.

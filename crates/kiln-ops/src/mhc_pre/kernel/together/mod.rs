@@ -1,22 +1,23 @@
-//! dx and dφ from one pass over x and dh_in, and over what dx has from elsewhere, bf16, on Hopper; and, where x is what a layer
-//! left, what that layer takes back of dx.
+//! All that needs the streams in a backward, from one pass over x and dh_in, and over what dx has from elsewhere, bf16, on
+//! Hopper: ⟨dh_in, x⟩, dx and dφ; and, where x is what a layer left, what that layer takes back of dx.
 //!
-//! A warp has 64 columns of a stream, of which it holds φ and the sum of dφ in registers, and goes over tokens, sixteen at
-//! a time: dφ += dmᵀ·x, and dx = dm·φ with what x and dh_in add, in the place of x in shared memory, from where TMA
-//! takes it, or the warps of all streams make what the layer before takes back. The warps of a cube have the same columns of
-//! all streams, and share dh_in. Another warp loads, and cuts dm into two bf16. φ and dm are sums of two bf16 each, all four
-//! products of which are added up.
+//! Cubes that have different columns of the same tokens are a group. A cube goes over tokens, sixteen at a time, which a warp
+//! loads. Another takes dh_in to each stream and leaves that for the group; one or two more, by turns, add up what the group
+//! has of it, and make dm, cut into two bf16, and the factors of x and dh_in. The others have 64 columns of a stream each, of
+//! which they hold φ and the sum of dφ in registers: dφ += xᵀ·dm, and dx = dm·φ with what x and dh_in add, in the place of x
+//! in shared memory, from where TMA takes it, or the warps of all streams make what the layer before takes back. φ and dm are
+//! sums of two bf16 each.
 //!
-//! Cubes that have other tokens leave sums of their own, which are added up in order.
+//! Groups have other tokens and leave sums of their own, which are added up in order.
 
 mod back;
 mod kernel;
 mod load;
+mod numbers;
 mod plan;
 mod sums;
 
-use super::input::Gradients;
-use super::{Dims, Post, flat, hopper};
+use super::{Dims, Made, Post, flat, hopper, token};
 use crate::launch;
 use crate::reduce::column_sum;
 use crate::tile::Family;
@@ -27,16 +28,17 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use kernel::{InputsLaunch, PartialsLaunch, SizesLaunch, together_kernel};
-use plan::{BOX, Beside, TOKENS, Together};
+use numbers::ExchangeLaunch;
+use plan::{BOX, Beside, COUNTERS, TOKENS, Together};
 
 /// The layer before, whose streams and output made x: as `[T, n·D]` and `[T, D]`, and its h_post and h_res.
-struct Before<'a> {
-    x: &'a CubeTensor,
-    f: &'a CubeTensor,
-    h_post: &'a CubeTensor,
-    h_res: &'a CubeTensor,
-    /// Where the gradient of the output goes.
-    df: &'a CubeTensor,
+struct Before {
+    x: CubeTensor,
+    f: CubeTensor,
+    h_post: CubeTensor,
+    h_res: CubeTensor,
+    /// Of its streams.
+    shape: Shape,
 }
 
 /// How many cubes go through the tokens beside each other.
@@ -44,81 +46,88 @@ pub(super) struct Plan {
     together: Together,
     across: usize,
     groups: usize,
+    before: Option<Before>,
 }
 
 impl Plan {
     /// For x as `[T, n·D]`, if this kernel takes it.
     pub(super) fn new(
-        x: &CubeTensor,
-        dh_in: &CubeTensor,
+        [x, dh_in]: [&CubeTensor; 2],
         also: Option<&CubeTensor>,
+        before: Option<&Post>,
         d: Dims,
         family: Option<Family>,
     ) -> Option<Self> {
-        let tensors = [x, dh_in, also.unwrap_or(x)];
-        let beside = if also.is_some() { Beside::Also } else { Beside::Nothing };
-        Self::of(&tensors, beside, d, family)
+        let plan = |beside| Self::of([x, dh_in, also.unwrap_or(x)], beside, d, family);
+        if let (Some(before), Some(_)) = (before, also)
+            && let Some(plan) = plan(Beside::Before)
+        {
+            let Post { x, f, h_post, h_res, .. } = before.clone();
+            let shape = x.meta.shape().clone();
+            let x = flat(x, d);
+            let [f, h_post, h_res] = [f, h_post, h_res].map(into_contiguous);
+            if [&x, &f].into_iter().all(launch::begins_at_16) {
+                return Some(Self { before: Some(Before { x, f, h_post, h_res, shape }), ..plan });
+            }
+        }
+        plan(if also.is_some() { Beside::Also } else { Beside::Nothing })
     }
 
     fn of(
-        tensors: &[&CubeTensor],
+        tensors: [&CubeTensor; 3],
         beside: Beside,
         d: Dims,
         family: Option<Family>,
     ) -> Option<Self> {
         let client = &tensors[0].client;
-        if !hopper(tensors, d, family) {
+        if !hopper(&tensors, d, family) {
             return None;
         }
         let memory = client.properties().hardware.max_shared_memory_size;
         let together = Together::new(d.streams, d.width, beside, memory)?;
         let across = d.width.div_ceil(together.boxes * BOX);
-        let groups = (launch::multiprocessors(client) / across).max(1);
-        Some(Self { together, across, groups: groups.min(d.tokens.div_ceil(TOKENS)) })
+        // Cubes of a group wait for each other, so there are no more than multiprocessors: each has one for itself, and a
+        // device begins all of a launch before those of the next one.
+        let groups = (launch::multiprocessors(client) / across).min(d.tokens.div_ceil(TOKENS));
+        let counted = groups * together.counters() <= COUNTERS;
+        (groups > 0 && counted).then_some(Self { together, across, groups, before: None })
     }
 
-    /// Writes dx, and returns dφ.
     pub(super) fn run(
         self,
         op: &'static str,
-        x: &CubeTensor,
-        phi: &CubeTensor,
-        dh_in: &CubeTensor,
-        of: &Gradients<'_>,
+        [x, phi, dh_in, norm]: [&CubeTensor; 4],
+        of: &token::Back,
+        also: Option<&CubeTensor>,
         d: Dims,
-        dx: &CubeTensor,
-    ) -> CubeTensor {
-        self.launch(op, x, phi, dh_in, of, None, d, dx).0
-    }
-
-    /// The same; also what there is of dh_res and dh_post of each token of the layer before, a part for each box of columns.
-    fn launch(
-        self,
-        op: &'static str,
-        x: &CubeTensor,
-        phi: &CubeTensor,
-        dh_in: &CubeTensor,
-        of: &Gradients<'_>,
-        before: Option<&Before<'_>>,
-        d: Dims,
-        dx: &CubeTensor,
-    ) -> (CubeTensor, Option<CubeTensor>) {
-        let Self { together, across, groups } = self;
+        shape: Shape,
+    ) -> Made {
+        let Self { together, across, groups, before } = self;
         let client = &x.client;
         let columns = d.streams * d.width;
-        let output =
-            |name, rows| launch::output(phi, op, name, Shape::new([rows, columns]), DType::F32);
-        let partial = output("partial phi", groups * d.rows);
-        let dots = before.map(|_| {
-            let shape = Shape::new([across * together.boxes, d.tokens * d.mixing()]);
-            launch::output(phi, op, "partial dots", shape, DType::F32)
+        let f32 =
+            |name, shape: [usize; 2]| launch::output(phi, op, name, Shape::new(shape), DType::F32);
+        let gradient =
+            |name, of: &CubeTensor| launch::output(x, op, name, of.meta.shape().clone(), of.dtype);
+        let dots = f32("dots", [d.tokens, d.streams]);
+        let partial = f32("partial phi", [groups * d.rows, columns]);
+        let sixteens = d.tokens.div_ceil(TOKENS);
+        let layer_partial = before.as_ref().map(|_| {
+            f32("partial layer", [across * together.boxes, sixteens * TOKENS * d.mixing()])
         });
-        let of_dots = dots.as_ref().unwrap_or(&partial);
-        let address = launch::address_type(&[phi, of.dm, &partial, of_dots]);
-        let turns = d.tokens.div_ceil(TOKENS).div_ceil(groups);
+        let parts = groups * together.places() * across * together.dots();
+        let parts = launch::scratch(x, op, "parts", Shape::new([parts]), DType::F32);
+        let shape = before.as_ref().map_or(shape, |before| before.shape.clone());
+        let dx = launch::output(x, op, "grad.x", shape, x.dtype);
+        let df = before.as_ref().map(|before| gradient("grad.f", &before.f));
+        let of_layer = layer_partial.as_ref().unwrap_or(&partial);
+        let address = launch::address_type(&[phi, &of.dm, &partial, of_layer, &parts]);
+        let turns = sixteens.div_ceil(groups);
         let ways = [
-            ("more tokens than stages", turns > together.stages),
+            ("more tokens than stages", turns > together.stages_of_x),
             ("several groups", groups > 1),
+            ("several cubes", across > 1),
+            ("places taken again", across > 1 && turns > together.places()),
             ("columns beyond the last", d.width < across * together.boxes * BOX),
         ];
         launch::plans::note("mhc_pre together", &(&together, address), &ways);
@@ -130,74 +139,60 @@ impl Plan {
         };
         let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         // What there is not is not looked at.
-        let (x_before, f) = before.map_or((x, dh_in), |before| (before.x, before.f));
-        let df = before.map_or(dh_in, |before| before.df);
-        let [h_post, h_res] =
-            before.map_or([of.weights, of.weights], |before| [before.h_post, before.h_res]);
-        // SAFETY: TMA keeps to the shapes of its maps; rows, columns and tokens are checked against their numbers.
+        let along_dots = of.along_dots.as_ref().expect("dots come later");
+        let (x_before, f) = before.as_ref().map_or((x, dh_in), |before| (&before.x, &before.f));
+        let [h_post, h_res] = before
+            .as_ref()
+            .map_or([&of.weights, &of.weights], |before| [&before.h_post, &before.h_res]);
+        // SAFETY: TMA keeps to the shapes of its maps; rows, columns and tokens are checked against their numbers, and parts
+        // are inside the places of the groups.
         unsafe {
             together_kernel::launch_unchecked(
                 client,
                 launch::grid(client, across * groups),
-                CubeDim::new_1d(32 * (together.warps() as u32 + 1)),
+                CubeDim::new_1d(together.units() as u32),
                 address,
                 of_streams(x),
                 of_one(dh_in),
-                of_streams(of.also.unwrap_or(x)),
+                of_streams(also.unwrap_or(x)),
                 of_streams(x_before),
                 of_one(f),
-                of_streams(dx),
-                of_one(df),
+                of_streams(&dx),
+                of_one(df.as_ref().unwrap_or(dh_in)),
                 InputsLaunch::new(
                     argument(phi),
-                    argument(of.dm),
-                    argument(of.along),
-                    argument(of.weights),
+                    argument(&of.dm),
+                    argument(&of.along),
+                    argument(along_dots),
+                    argument(norm),
+                    argument(&of.weights),
                     argument(h_post),
                     argument(h_res),
                 ),
-                PartialsLaunch::new(argument(&partial), argument(of_dots)),
+                ExchangeLaunch::new(
+                    argument(&parts),
+                    launch::kept::counters(client, "mhc_pre together", COUNTERS),
+                    argument(&dots),
+                ),
+                PartialsLaunch::new(argument(&partial), argument(of_layer)),
                 SizesLaunch::new(d.tokens as u32, d.width as u32, across as u32, groups as u32),
                 together,
                 dtype_to_elem_type(x.dtype),
             );
         }
-        if groups == 1 {
-            return (partial, dots);
-        }
-        let dphi = output("grad.phi", d.rows);
-        column_sum(partial, groups, &dphi);
-        (dphi, dots)
+        let dphi = if groups == 1 {
+            partial
+        } else {
+            let dphi = f32("grad.phi", [d.rows, columns]);
+            column_sum(partial, groups, &dphi);
+            dphi
+        };
+        let (Some(before), Some(df), Some(parts)) = (before, df, layer_partial) else {
+            return Made { dots, dphi, dx: Some(dx), layer: None };
+        };
+        let dpost = gradient("grad.h_post", &before.h_post);
+        let dres = gradient("grad.h_res", &before.h_res);
+        sums::add_up(&parts, d, &dpost, &dres);
+        Made { dots, dphi, dx: None, layer: Some([dx, df, dpost, dres]) }
     }
-}
-
-/// dφ, and the gradients of the layer before: of its streams, its output, h_post and h_res. None if this kernel does not take
-/// them.
-pub(super) fn through(
-    op: &'static str,
-    x: &CubeTensor,
-    phi: &CubeTensor,
-    dh_in: &CubeTensor,
-    of: &Gradients<'_>,
-    before: &Post,
-    d: Dims,
-    family: Option<Family>,
-) -> Option<(CubeTensor, [CubeTensor; 4])> {
-    let also = of.also?;
-    let gradient =
-        |name, of: &CubeTensor| launch::output(x, op, name, of.meta.shape().clone(), of.dtype);
-    // What follows copies, so it asks first.
-    let plan = Plan::of(&[x, dh_in, also], Beside::Before, d, family)?;
-    let streams = flat(before.x.clone(), d);
-    let [f, h_post, h_res] =
-        [&before.f, &before.h_post, &before.h_res].map(|of| into_contiguous(of.clone()));
-    if ![&streams, &f].into_iter().all(launch::begins_at_16) {
-        return None;
-    }
-    let (dx, df) = (gradient("grad.x", &before.x), gradient("grad.f", &f));
-    let (dpost, dres) = (gradient("grad.h_post", &h_post), gradient("grad.h_res", &h_res));
-    let mixed = Before { x: &streams, f: &f, h_post: &h_post, h_res: &h_res, df: &df };
-    let (dphi, dots) = plan.launch(op, x, phi, dh_in, of, Some(&mixed), d, &dx);
-    sums::add_up(&dots.expect("there is a layer before"), d, &dpost, &dres);
-    Some((dphi, [dx, df, dpost, dres]))
 }

@@ -1,5 +1,7 @@
 //! Which warp takes what.
 
+use crate::tile::cuda::pipeline::barrier_bytes;
+
 /// Columns of a box of TMA: 128 bytes. A warp has one.
 pub(super) const BOX: usize = 64;
 /// Tokens that are taken together.
@@ -11,6 +13,9 @@ const STREAMS: usize = 5;
 const STAGES: usize = 8;
 /// Bytes of shared memory for alignment and what the driver takes.
 const BESIDE: usize = 2048;
+
+/// Counters of all groups.
+pub(super) const COUNTERS: usize = 4096;
 
 /// What dx has besides what x and dh_in give it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +36,8 @@ pub(super) struct Together {
     /// Boxes of each stream that a cube has.
     pub(super) boxes: usize,
     pub(super) beside: Beside,
+    /// Stages of the ring of x and dh_in, and of that of the rest, which is loaded later.
+    pub(super) stages_of_x: usize,
     pub(super) stages: usize,
 }
 
@@ -40,13 +47,18 @@ impl Together {
         if streams > STREAMS {
             return None;
         }
-        let of_all =
-            |boxes| Self { streams, rows: streams * (streams + 2), boxes, beside, stages: 0 };
-        // A lane loads a box.
-        let most = 32 / of_all(1).boxes_of_stage();
-        let plan = of_all((WARPS / streams).min(width.div_ceil(BOX)).min(most));
-        let stages = memory.checked_sub(BESIDE)? / (plan.stage_bytes() + 4 * plan.words() + 16);
-        (stages >= 2).then_some(Self { stages: stages.min(STAGES), ..plan })
+        let boxes = (WARPS / streams).min(width.div_ceil(BOX));
+        let rows = streams * (streams + 2);
+        let with = |stages, ahead| Self {
+            streams,
+            rows,
+            boxes,
+            beside,
+            stages_of_x: stages + ahead,
+            stages,
+        };
+        let fits = |plan: &Self| 4 * plan.shared() + BESIDE <= memory;
+        (2..=STAGES).rev().flat_map(|stages| [2, 1].map(|ahead| with(stages, ahead))).find(fits)
     }
 
     /// Whether dx has something from elsewhere.
@@ -59,8 +71,31 @@ impl Together {
         self.beside == Beside::Before
     }
 
+    /// Warps that multiply.
     pub(super) fn warps(&self) -> usize {
         self.streams * self.boxes
+    }
+
+    /// Warps that make the numbers of tokens: as many as leave enough registers to the others.
+    pub(super) fn makers(&self) -> usize {
+        if self.streams < STREAMS { 2 } else { 1 }
+    }
+
+    /// Those, one that loads, and one that leaves a cube's part of ⟨dh_in, x⟩.
+    pub(super) fn units(&self) -> usize {
+        32 * (self.warps() + 2 + self.makers())
+    }
+
+    /// Where in the workspace parts of tokens may be. Before a place is taken again all cubes have read it: who leaves a part has
+    /// the x of its tokens in a stage from which the x of those as many before as there are stages is gone, so all cubes had left
+    /// their part of those, and each of them had for the same reason read all parts of those as far before.
+    pub(super) fn places(&self) -> usize {
+        2 * self.stages_of_x
+    }
+
+    /// Counters of a group: one a place, and one for cubes that are done.
+    pub(super) fn counters(&self) -> usize {
+        self.places() + 1
     }
 
     /// Rows of φ in eights.
@@ -73,28 +108,32 @@ impl Together {
         TOKENS * BOX * 2
     }
 
-    /// Bytes of a stage: x, dh_in, what dx has from elsewhere, and the streams and the output of the layer before.
-    pub(super) fn stage_bytes(&self) -> usize {
-        self.boxes_of_stage() * self.box_bytes()
+    /// Boxes of a stage of x and dh_in.
+    pub(super) fn boxes_of_x(&self) -> usize {
+        self.dh_in_at() + self.boxes
     }
 
-    pub(super) fn boxes_of_stage(&self) -> usize {
+    pub(super) fn x_bytes(&self) -> usize {
+        self.boxes_of_x() * self.box_bytes()
+    }
+
+    /// Boxes of a stage of the rest: what dx has from elsewhere, and the streams and the output of the layer before.
+    pub(super) fn boxes_of_rest(&self) -> usize {
         self.f_at() + if self.takes_back() { self.boxes } else { 0 }
     }
 
-    /// In boxes: where dh_in is.
+    pub(super) fn rest_bytes(&self) -> usize {
+        self.boxes_of_rest() * self.box_bytes()
+    }
+
+    /// In boxes, of a stage of x: where dh_in is.
     pub(super) fn dh_in_at(&self) -> usize {
         self.warps()
     }
 
-    /// The same of what dx has from elsewhere.
-    pub(super) fn also_at(&self) -> usize {
-        self.dh_in_at() + self.boxes
-    }
-
-    /// The same of the streams of the layer before.
+    /// In boxes, of a stage of the rest: where the streams of the layer before are, behind what dx has from elsewhere.
     pub(super) fn before_at(&self) -> usize {
-        self.also_at() + if self.also() { self.warps() } else { 0 }
+        if self.also() { self.warps() } else { 0 }
     }
 
     /// The same of its output.
@@ -122,19 +161,47 @@ impl Together {
         self.post_at() + TOKENS * self.streams
     }
 
-    /// In words: where those are.
-    pub(super) fn words_at(&self) -> usize {
-        self.stages * self.stage_bytes() / 4
+    /// ⟨dh_in, x⟩ of the tokens that are taken together, and what a cube leaves of it.
+    pub(super) fn dots(&self) -> usize {
+        TOKENS * self.streams
     }
 
-    /// In bytes: where the barriers are.
+    /// In bytes: where the rest is.
+    pub(super) fn rest_at(&self) -> usize {
+        self.stages_of_x * self.x_bytes()
+    }
+
+    /// In words: where the words of stages are, and behind them places for the dots of all cubes, one for each that makes numbers.
+    pub(super) fn words_at(&self) -> usize {
+        (self.rest_at() + self.stages * self.rest_bytes()) / 4
+    }
+
+    pub(super) fn dots_at(&self) -> usize {
+        self.words_at() + self.stages * self.words()
+    }
+
+    /// Bytes of what a box leaves of dh_res and dh_post of the tokens of a stage, f32.
+    pub(super) fn left_bytes(&self) -> usize {
+        if self.takes_back() { 4 * TOKENS * self.streams * (self.streams + 1) } else { 0 }
+    }
+
+    /// In bytes: where that of the first box is.
+    pub(super) fn left_at(&self) -> usize {
+        4 * (self.dots_at() + (self.makers() * self.dots()).next_multiple_of(4))
+    }
+
+    /// In bytes: where the barriers are, of x and of the rest.
+    pub(super) fn barriers_of_x_at(&self) -> usize {
+        self.left_at() + self.boxes * self.left_bytes()
+    }
+
     pub(super) fn barriers_at(&self) -> usize {
-        4 * (self.words_at() + self.stages * self.words())
+        self.barriers_of_x_at() + barrier_bytes(self.stages_of_x)
     }
 
     /// All words of shared memory.
     pub(super) fn shared(&self) -> usize {
-        self.barriers_at() / 4 + 4 * self.stages
+        (self.barriers_at() + barrier_bytes(self.stages)) / 4
     }
 }
 
@@ -145,16 +212,27 @@ mod tests {
     #[test]
     fn rings_fit_into_shared_memory() {
         for streams in 1..=5 {
-            let ways = [(Beside::Nothing, 4), (Beside::Also, 4), (Beside::Before, 3)];
-            for (width, (beside, stages)) in
-                [8, 64, 72, 768, 7168].into_iter().flat_map(|w| ways.map(|way| (w, way)))
-            {
-                let plan = Together::new(streams, width, beside, 227 << 10).unwrap();
-                assert!(4 * plan.shared() <= (227 << 10) - 1024, "{plan:?}");
-                assert!(plan.stage_bytes() <= 32 * plan.box_bytes(), "{plan:?}");
-                assert!(plan.warps() <= WARPS && plan.stages >= stages, "{plan:?}");
+            for beside in [Beside::Nothing, Beside::Also, Beside::Before] {
+                for width in [8, 64, 72, 768, 7168] {
+                    let plan = Together::new(streams, width, beside, 227 << 10).unwrap();
+                    assert!(4 * plan.shared() <= (227 << 10) - 1024, "{plan:?}");
+                    assert!(plan.boxes_of_x().max(plan.boxes_of_rest()) <= 32, "{plan:?}");
+                    assert!(plan.warps() <= WARPS, "{plan:?}");
+                    // As many cubes as multiprocessors, and some more.
+                    let groups = 160 / width.div_ceil(plan.boxes * BOX);
+                    assert!(groups * plan.counters() <= COUNTERS, "{plan:?}");
+                }
             }
         }
         assert_eq!(Together::new(6, 64, Beside::Nothing, 227 << 10), None);
+    }
+
+    #[test]
+    fn numbers_are_made_while_tokens_before_are_multiplied_and_those_after_come() {
+        let stages = |streams| {
+            let plan = Together::new(streams, 7168, Beside::Before, 227 << 10).unwrap();
+            [plan.stages_of_x, plan.stages]
+        };
+        assert_eq!([1, 2, 3, 4, 5].map(stages), [[3, 2], [4, 3], [6, 4], [5, 3], [7, 5]]);
     }
 }

@@ -88,6 +88,16 @@ pub(crate) fn load_matrices(addr: u32, #[comptime] transposed: bool) -> Vector<u
     out
 }
 
+/// Stores four 8×8 matrices of halves, to where the lanes name their rows as [`load_matrices`] wants them.
+#[cube]
+pub(crate) fn store_matrices(addr: u32, quad: Vector<u32, Const<4>>) {
+    gpu_asm!(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{to}], {{{a}, {b}, {c}, {d}}};",
+        to = in(_) addr, a = in(_) quad.extract(0usize), b = in(_) quad.extract(1usize),
+        c = in(_) quad.extract(2usize), d = in(_) quad.extract(3usize)
+    );
+}
+
 /// c + A·B of 16×16 and 16×8 halves by a warp: of c, elements 2h and 2h + 1 are in row lane / 4 + 8h,
 /// columns 2·(lane % 4) and the next.
 #[cube]
