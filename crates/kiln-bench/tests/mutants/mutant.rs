@@ -32,10 +32,14 @@ pub(crate) enum Mutant {
     FirstRow,
     /// The same, in memory that no audit sees, which sees a smaller one instead.
     FirstRowUnseen,
+    /// The first one, for the gradient of the weight.
+    GradientFirstRow,
     /// Zeros are written.
     Zeros,
     /// A row more than there are is written.
     PastTheEnd,
+    /// The same, for the gradient of the weight.
+    GradientPastTheEnd,
     /// A term more than there are is read, and multiplied by 0.
     PastTheRow,
     /// The same behind the last row of x.
@@ -89,7 +93,7 @@ pub(crate) enum Mutant {
 impl Mutant {
     /// The broken ones, the check that is meant for each, and what a failure of it has to say, so that none is convicted by
     /// what happens to be wrong, too.
-    pub(crate) const BROKEN: [(Self, Check, &[&str]); 35] = [
+    pub(crate) const BROKEN: [(Self, Check, &[&str]); 37] = [
         (Self::TailDropped, Check::Forward, &["off at row"]),
         (Self::LastChunk, Check::Forward, &["off at row"]),
         (Self::OnePercent, Check::Forward, &["off at row"]),
@@ -101,9 +105,11 @@ impl Mutant {
         (Self::StridesSwapped, Check::Forward, &["off at row"]),
         (Self::PlanOfAnotherShape, Check::Forward, &["off at row"]),
         (Self::FirstRow, Check::Written, &["never written"]),
+        (Self::GradientFirstRow, Check::Written, &["grad.w", "never written"]),
         (Self::FirstRowUnseen, Check::Written, &["but the audit saw"]),
         (Self::Zeros, Check::Order, &["in turn", "off at row"]),
         (Self::PastTheEnd, Check::Guards, &["bytes written outside it"]),
+        (Self::GradientPastTheEnd, Check::Guards, &["grad.w", "bytes written outside it"]),
         (Self::PastTheRow, Check::Forward, &["cut rows", "is NaN off"]),
         (Self::PastTheInput, Check::Forward, &["is NaN off"]),
         (Self::Swallowed, Check::Forward, &[" in `", "off at row"]),

@@ -190,6 +190,8 @@ impl MutantOps for CubeBackend {
             (Mutant::CotangentOverwritten | Mutant::CotangentCut, OF_X) => mutant,
             (Mutant::WeightsCotangentCut, OF_W) => mutant,
             (Mutant::NothingWritten, OF_W) => mutant,
+            (Mutant::GradientFirstRow, OF_W) => Mutant::FirstRow,
+            (Mutant::GradientPastTheEnd, OF_W) => Mutant::PastTheEnd,
             (Mutant::SharedCotangentOverwritten, OF_X) => Mutant::CotangentOverwritten,
             _ => Mutant::None,
         };
@@ -223,7 +225,12 @@ impl MutantOps for CubeBackend {
             beside(&a);
             empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), shape, dtype)
         } else {
-            launch::output(&a, "mutant", "y", shape, dtype)
+            let name = match which {
+                OF_X => "grad.x",
+                OF_W => "grad.w",
+                _ => "y",
+            };
+            launch::output(&a, "mutant", name, shape, dtype)
         };
         if m * n == 0 || (mutant == Mutant::NothingWritten && k == 0) {
             return y;

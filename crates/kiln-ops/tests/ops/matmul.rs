@@ -277,6 +277,41 @@ fn long_sums_are_cut_into_parts() {
     }
 }
 
+/// C is read with beta = 0 too: what is no number in it is none in the result, and nothing else is.
+#[test]
+fn what_is_no_number_in_c_stays_so() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            let [m, k, n] = [72, 40, 136];
+            let (a, a_held) = tensor(&numbers(m * k, 1, 0.1), [m, k], dtype, &device);
+            let (b, b_held) = tensor(&numbers(k * n, 2, 0.1), [k, n], dtype, &device);
+            let product = oracle::forward(&a_held, &b_held, [1, m, k, n], 1.0);
+            let options = MatmulOptions { beta: 0.0, ..PLAIN };
+            for rows in [m, 1] {
+                let spoiled = (rows - 1) * n + 5;
+                let mut c = numbers(rows * n, 3, 0.1);
+                c[spoiled] = f64::NAN;
+                let (c, _) = tensor(&c, [rows, n], DType::F32, &device);
+                let made = on_families(&device, dtype, || {
+                    values(&matmul_add(a.clone(), b.clone(), c.clone(), options).unwrap())
+                });
+                for (family, mut y) in made {
+                    let mut expected = product.clone();
+                    for (i, y) in y.iter_mut().enumerate() {
+                        let is_spoiled = i % (rows * n) == spoiled;
+                        assert_eq!(y.is_nan(), is_spoiled, "{rows} rows of c, {i}, on {family}");
+                        if is_spoiled {
+                            (*y, expected[i]) = (0.0, 0.0);
+                        }
+                    }
+                    let what = format!("{rows} rows of c on {family} of {device:?}");
+                    assert_near(&y, &expected, dtype, 1, &what);
+                }
+            }
+        }
+    }
+}
+
 /// alpha·A·Aᵀ + beta·C, told that it is symmetric: right, and to the bit the same on both sides.
 #[test]
 fn symmetric_products() {
