@@ -15,6 +15,7 @@ mod kernel;
 mod load;
 mod numbers;
 mod plan;
+mod products;
 mod sums;
 
 use super::{Dims, Made, Post, flat, hopper, token};
