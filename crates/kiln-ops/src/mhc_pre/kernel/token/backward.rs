@@ -165,8 +165,8 @@ fn backward_kernel<C: Combine, N: Size>(
     // The gradients of what the sigmoids and Sinkhorn are given.
     let mut g = Array::<f32>::new(rows);
     let mut weights = Array::<f32>::new(n);
-    // Of ⟨dh_in, x[i]⟩ that come later the factors in dm, and along x.
-    let mut factors = Array::<f32>::new(n);
+    // Of ⟨dh_in, x[i]⟩ that come later dm has the factors in its first rows.
+    let mut dm = Array::<f32>::new(rows);
     let mut along_dots = Array::<f32>::new(n);
     let mut dots = Array::<f32>::new(n);
     if comptime!(way.dots) {
@@ -181,7 +181,7 @@ fn backward_kernel<C: Combine, N: Size>(
         }
         if comptime!(way.later) {
             let dy = inputs.alpha[0] * s * (1.0 - s);
-            factors[i] = r * dy;
+            dm[i] = r * dy;
             // Another r comes with them: by itself r² may be too large, or too small.
             along_dots[i] = -dy * y * r / sizes.width;
         }
@@ -228,16 +228,14 @@ fn backward_kernel<C: Combine, N: Size>(
     }
     let mut along = f32::new(0.0);
     let mut sums = C::identity();
-    let mut dm = Array::<f32>::new(rows);
     #[unroll]
     for j in 0..rows {
         let part = comptime!(part(j, n));
         let y = mix[j] * r;
         let dy = inputs.alpha[part] * g[j];
         along += dy * y;
-        dm[j] = r * dy;
-        if comptime!(way.later && j < n) {
-            dm[j] = factors[j];
+        if comptime!(!way.later || j >= n) {
+            dm[j] = r * dy;
         }
         if own {
             sums[j] = g[j];
