@@ -283,27 +283,33 @@ fn autodiff_in_every_setting() {
     }
 }
 
-/// A query that is not a number spoils its own row, a value those of the queries that see it.
+/// A query that is not a number spoils its own row, a key those of the queries that see it.
 #[test]
 fn what_is_not_a_number_stays_so() {
     let _others = crate::beside_others();
     for device in devices() {
-        let shape = [1, 1, 8, 8];
-        let ones = |at: Option<usize>| {
-            let mut x = numbers(64, 3, 0.1);
-            if let Some(at) = at {
-                x[at] = f64::NAN;
+        for dtype in dtypes(&device) {
+            // Widths of every family of kernels, one tile of keys and several.
+            for (length, width, at) in [(8, 8, 5), (200, 64, 150), (200, 128, 70)] {
+                let made = |spoiled: bool| {
+                    let mut x = numbers(length * width, 3, 0.1);
+                    if spoiled {
+                        x[at * width] = f64::NAN;
+                    }
+                    tensor(&x, [1, 1, length, width], dtype, &device).0
+                };
+                for (name, spoiled) in [("query", [true, false]), ("key", [false, true])] {
+                    let [q, k] = spoiled.map(made);
+                    let y = attention(q, k, made(false), AttentionOptions::default()).unwrap();
+                    for (t, row) in values(&y).chunks(width).enumerate() {
+                        let expected = if name == "query" { t == at } else { t >= at };
+                        let found = row.iter().filter(|y| y.is_nan()).count();
+                        let what = format!("{name} {at}, row {t} of {length}, {dtype:?}");
+                        assert_eq!(found, if expected { width } else { 0 }, "{what}, {device:?}");
+                    }
+                }
             }
-            tensor(&x, shape, DType::F32, &device).0
-        };
-        let options = AttentionOptions::default();
-        let spoiled = |y: Tensor<4>| -> Vec<bool> {
-            values(&y).chunks(8).map(|row| row.iter().any(|y| y.is_nan())).collect()
-        };
-        let y = attention(ones(Some(3 * 8)), ones(None), ones(None), options).unwrap();
-        assert_eq!(spoiled(y), [3].map(|row| (0..8).map(|t| t == row).collect::<Vec<_>>())[0]);
-        let y = attention(ones(None), ones(Some(5 * 8)), ones(None), options).unwrap();
-        assert_eq!(spoiled(y), (0..8).map(|t| t >= 5).collect::<Vec<_>>());
+        }
     }
 }
 
