@@ -143,8 +143,7 @@ pub(super) fn multiply(
     let mut state = PipelineState::start();
     for number in 0..place.count {
         ring.wait(state.stage, state.phase);
-        let stage_at = place.base + state.stage * comptime!(once.stage_bytes() as u32);
-        let stage = stage_at + at;
+        let stage = place.base + state.stage * comptime!(once.stage_bytes() as u32) + at;
         let weights = place.base
             + comptime!(once.weights_at() as u32)
             + state.stage * comptime!(once.weight_bytes() as u32);
@@ -177,7 +176,7 @@ pub(super) fn multiply(
                 a[0] = select(there, mixed, Vector::new(0u32));
                 if there {
                     let of_box = step / 4 * comptime!(once.box_bytes() as u32);
-                    store_fragment(stage_at + of_box, warp, a[0]);
+                    store_matrices(stage + of_box, a[0]);
                 }
             } else {
                 // Beyond the last step φ is zero; x is that of the first box, as what is behind the stage may be no number.
@@ -309,18 +308,4 @@ fn numbers(from: u32, #[comptime] count: usize) -> Array<f32> {
         }
     }
     found
-}
-
-/// Stores a fragment to where its columns are in a box.
-#[cube]
-fn store_fragment(of_box: u32, warp: u32, fragment: Vector<u32, Const<4>>) {
-    let lane = UNIT_POS % 32;
-    let row = lane / 4;
-    #[unroll]
-    for word in 0..4usize {
-        // Swizzled by the row, which 8 more do not change.
-        let chunk = (warp % 4 * 2 + comptime!(word as u32 / 2)) ^ row;
-        let token = row + comptime!(8 * (word as u32 % 2));
-        store_word(of_box + token * 128 + (chunk << 4) + lane % 4 * 4, fragment.extract(word));
-    }
 }
