@@ -99,9 +99,9 @@ pub(crate) struct Left {
 
 /// What one pass over the streams makes.
 struct Made {
-    /// ⟨dh_in, x[i]⟩, `[T, n]`.
-    dots: CubeTensor,
     dphi: CubeTensor,
+    /// The gradients of α and bias.
+    totals: [CubeTensor; 2],
     /// The gradient of x, if the layer before does not take it back.
     dx: Option<CubeTensor>,
     /// Those of the streams, the output, h_post and h_res of the layer before.
@@ -248,18 +248,14 @@ pub(crate) fn backward_through(
     let dots = dh_in.as_ref().filter(|_| !later).map(|dh_in| dots::launch(op, &x, dh_in, d));
     let (post, res) = (dh_post.option().map(into_contiguous), dh_res.option().map(into_contiguous));
     let back = token::backward(op, &given, token::Cotangents { dots, later, post, res });
-    let totals = [wanted[2], wanted[3]];
     if let (Some(plan), Some(dh_in)) = (plan, &dh_in) {
-        let Made { dots, dphi, dx, layer } =
-            plan.run(op, [&x, &phi, dh_in, &norm], &back, also.as_ref(), d, shape);
-        if totals.contains(&true) {
-            token::add_later(&given, &dots, &back.sums);
-        }
-        let [dalpha, dbias] = back.sums.add_up(op, totals);
+        let Made { dphi, totals: [dalpha, dbias], dx, layer } =
+            plan.run(op, [&x, &phi, dh_in], &given, &back, also.as_ref(), shape);
+        let [dalpha, dbias] = [wanted[2].then_some(dalpha), wanted[3].then_some(dbias)];
         return ([dx, Some(dphi), dalpha, dbias], layer);
     }
     let token::Back { dm, along, weights, sums, .. } = back;
-    let [dalpha, dbias] = sums.add_up(op, totals);
+    let [dalpha, dbias] = sums.add_up(op, [wanted[2], wanted[3]]);
     let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
     if let Some(dx) = &dx {
         let gradients =

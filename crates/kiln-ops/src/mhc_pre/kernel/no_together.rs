@@ -21,10 +21,10 @@ impl Plan {
     pub(super) fn run(
         self,
         _: &'static str,
-        _: [&CubeTensor; 4],
+        _: [&CubeTensor; 3],
+        _: &token::Given<'_>,
         _: &token::Back,
         _: Option<&CubeTensor>,
-        _: Dims,
         _: Shape,
     ) -> Made {
         match self {}

@@ -29,10 +29,12 @@ pub(super) struct Inputs {
     phi: Box<[f32]>,
     /// With what ⟨dh_in, x[i]⟩ is multiplied in the first n rows.
     pub(super) dm: Box<[f32]>,
-    /// The same of the factor of x: what there is without them, and of each of them, which the inverse root mean square is
-    /// multiplied with, too.
+    /// The factor of x without them.
     pub(super) along: Box<[f32]>,
-    pub(super) along_dots: Box<[f32]>,
+    /// The slopes of the sigmoids of these rows, and y.
+    pub(super) slopes: Box<[f32]>,
+    pub(super) y: Box<[f32]>,
+    pub(super) alpha: Box<[f32]>,
     pub(super) norm: Box<[f32]>,
     pub(super) weights: Box<[f32]>,
     /// h_post and h_res of the layer before.
@@ -40,12 +42,13 @@ pub(super) struct Inputs {
     pub(super) res: Box<[f32]>,
 }
 
-/// What is left for sums over cubes: dφ, and, of the layer before, what each box has of dh_res and dh_post of a token, of whole
-/// sixteens of tokens.
+/// What is left for sums over cubes: dφ; of the layer before, what each box has of dh_res and dh_post of a token, of whole
+/// sixteens of tokens; and what ⟨dh_in, x[i]⟩ give dbias and the first dα, a row for each warp of a group that makes numbers.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Partials {
     phi: Box<[f32]>,
     layer: Box<[f32]>,
+    pub(super) dots: Box<[f32]>,
 }
 
 /// Where a cube is, and what it goes through.
@@ -117,7 +120,17 @@ pub(super) fn together_kernel<E: Float>(
         multiply(&inputs.phi, stores, &shared, partials, warp, &rings, &place, &sizes, together);
     } else if warp > warps + 1 {
         let maker = warp - (warps + 2);
-        make_numbers(inputs, exchange, &mut shared, maker, &rings, &place, &sizes, together);
+        make_numbers(
+            inputs,
+            exchange,
+            &mut shared,
+            partials,
+            maker,
+            &rings,
+            &place,
+            &sizes,
+            together,
+        );
     } else if warp > warps {
         leave_parts(exchange, &rings, &place, &sizes, together);
     } else {

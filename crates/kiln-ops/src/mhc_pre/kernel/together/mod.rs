@@ -20,7 +20,6 @@ mod sums;
 
 use super::{Dims, Made, Post, flat, hopper, token};
 use crate::launch;
-use crate::reduce::column_sum;
 use crate::tile::Family;
 use crate::tile::cuda::maps::map;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -31,6 +30,7 @@ use cubecl::prelude::*;
 use kernel::{InputsLaunch, PartialsLaunch, SizesLaunch, together_kernel};
 use numbers::ExchangeLaunch;
 use plan::{BOX, Beside, COUNTERS, TOKENS, Together};
+use sums::{Left, Sums};
 
 /// The layer before, whose streams and output made x: as `[T, n·D]` and `[T, D]`, and its h_post and h_res.
 struct Before {
@@ -97,20 +97,21 @@ impl Plan {
     pub(super) fn run(
         self,
         op: &'static str,
-        [x, phi, dh_in, norm]: [&CubeTensor; 4],
+        [x, phi, dh_in]: [&CubeTensor; 3],
+        given: &token::Given<'_>,
         of: &token::Back,
         also: Option<&CubeTensor>,
-        d: Dims,
         shape: Shape,
     ) -> Made {
         let Self { together, across, groups, before } = self;
+        let d = given.d;
         let client = &x.client;
         let columns = d.streams * d.width;
         let f32 =
             |name, shape: [usize; 2]| launch::output(phi, op, name, Shape::new(shape), DType::F32);
         let gradient =
             |name, of: &CubeTensor| launch::output(x, op, name, of.meta.shape().clone(), of.dtype);
-        let dots = f32("dots", [d.tokens, d.streams]);
+        let dots = f32("partial dots", [groups * together.makers(), d.streams + 1]);
         let partial = f32("partial phi", [groups * d.rows, columns]);
         let sixteens = d.tokens.div_ceil(TOKENS);
         let layer_partial = before.as_ref().map(|_| {
@@ -140,7 +141,7 @@ impl Plan {
         };
         let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         // What there is not is not looked at.
-        let along_dots = of.along_dots.as_ref().expect("dots come later");
+        let token::Later { slopes, y } = of.later.as_ref().expect("dots come later");
         let (x_before, f) = before.as_ref().map_or((x, dh_in), |before| (&before.x, &before.f));
         let [h_post, h_res] = before
             .as_ref()
@@ -164,8 +165,10 @@ impl Plan {
                     argument(phi),
                     argument(&of.dm),
                     argument(&of.along),
-                    argument(along_dots),
-                    argument(norm),
+                    argument(slopes),
+                    argument(y),
+                    argument(given.alpha),
+                    argument(given.norm),
                     argument(&of.weights),
                     argument(h_post),
                     argument(h_res),
@@ -173,27 +176,33 @@ impl Plan {
                 ExchangeLaunch::new(
                     argument(&parts),
                     launch::kept::counters(client, "mhc_pre together", COUNTERS),
-                    argument(&dots),
                 ),
-                PartialsLaunch::new(argument(&partial), argument(of_layer)),
+                PartialsLaunch::new(argument(&partial), argument(of_layer), argument(&dots)),
                 SizesLaunch::new(d.tokens as u32, d.width as u32, across as u32, groups as u32),
                 together,
                 dtype_to_elem_type(x.dtype),
             );
         }
-        let dphi = if groups == 1 {
-            partial
-        } else {
-            let dphi = f32("grad.phi", [d.rows, columns]);
-            column_sum(partial, groups, &dphi);
-            dphi
+        let dphi = (groups > 1).then(|| f32("grad.phi", [d.rows, columns]));
+        let layer = before.as_ref().map(|before| {
+            [gradient("grad.h_post", &before.h_post), gradient("grad.h_res", &before.h_res)]
+        });
+        let [dalpha, dbias] = [("grad.alpha", 3), ("grad.bias", d.rows)]
+            .map(|(name, sums)| launch::output(phi, op, name, Shape::new([sums]), DType::F32));
+        let left =
+            Left { phi: &partial, layer: layer_partial.as_ref(), totals: &of.sums, dots: &dots };
+        let sums = Sums {
+            phi: dphi.as_ref(),
+            layer: layer.as_ref().map(|layer| layer.each_ref()),
+            totals: [&dalpha, &dbias],
         };
-        let (Some(before), Some(df), Some(parts)) = (before, df, layer_partial) else {
-            return Made { dots, dphi, dx: Some(dx), layer: None };
-        };
-        let dpost = gradient("grad.h_post", &before.h_post);
-        let dres = gradient("grad.h_res", &before.h_res);
-        sums::add_up(&parts, d, &dpost, &dres);
-        Made { dots, dphi, dx: None, layer: Some([dx, df, dpost, dres]) }
+        sums::add_up(left, sums, together);
+        let (dphi, totals) = (dphi.unwrap_or(partial), [dalpha, dbias]);
+        match (layer, df) {
+            (Some([dpost, dres]), Some(df)) => {
+                Made { dphi, totals, dx: None, layer: Some([dx, df, dpost, dres]) }
+            }
+            _ => Made { dphi, totals, dx: Some(dx), layer: None },
+        }
     }
 }

@@ -11,7 +11,7 @@
 #![allow(clippy::manual_is_multiple_of)]
 
 use super::back::eight_of;
-use super::kernel::{Inputs, Place, Rings, Sizes, words_of, x_of};
+use super::kernel::{Inputs, Partials, Place, Rings, Sizes, words_of, x_of};
 use super::plan::{BOX, TOKENS, Together};
 use crate::tile::cuda::pipeline::PipelineState;
 use crate::tile::cuda::ptx::*;
@@ -20,12 +20,11 @@ use cubecl::prelude::*;
 /// Loads of parts of other cubes that are on their way at a time.
 const AT_A_TIME: usize = 8;
 
-/// What cubes of a group leave for each other, and the sums of it, `[T, n]`.
+/// What cubes of a group leave for each other.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Exchange {
     parts: Box<[f32]>,
     counters: Box<[Atomic<u32>]>,
-    dots: Box<[f32]>,
 }
 
 /// Pairs of dm for a lane: of all lanes they are all.
@@ -43,8 +42,8 @@ fn turns_of_res(together: &Together) -> usize {
     (TOKENS * together.streams * together.streams).div_ceil(32)
 }
 
-/// f32 that a lane loads of a stage: of dm, of the factor of x with the norm and what is multiplied with both, of the weights,
-/// and of h_post and h_res.
+/// f32 that a lane loads of a stage: of dm, of the factor of x with the norm, the slopes and y, of the weights, and of h_post
+/// and h_res.
 fn numbers(together: &Together) -> usize {
     if together.takes_back() {
         first_of_res(together) + turns_of_res(together)
@@ -59,7 +58,7 @@ fn first_of_along(together: &Together) -> usize {
 }
 
 fn first_of_weights(together: &Together) -> usize {
-    first_of_along(together) + 2 + together.streams
+    first_of_along(together) + 2 + 2 * together.streams
 }
 
 fn first_of_post(together: &Together) -> usize {
@@ -94,6 +93,7 @@ pub(super) fn make_numbers(
     inputs: &Inputs,
     exchange: &mut Exchange,
     shared: &mut Shared<[u32]>,
+    partials: &mut Partials,
     maker: u32,
     rings: &Rings,
     place: &Place,
@@ -106,15 +106,22 @@ pub(super) fn make_numbers(
     for _ in 0..maker {
         of_rest.advance(comptime!(together.stages as u32));
     }
+    // Of dbias, and of the first dα.
+    let mut sums = Array::<f32>::new(comptime!(together.streams + 1));
+    #[unroll]
+    for i in 0..comptime!(together.streams + 1) {
+        sums[i] = f32::new(0.0);
+    }
+    let alpha = inputs.alpha[0];
     let mut numbers = Array::<f32>::new(comptime!(numbers(&together)));
     let first = min(maker, place.count - 1);
     load(&mut numbers, inputs, place.token(first, sizes), sizes, together);
     for number in range_stepped(maker, place.count, makers) {
         let token = place.token(number, sizes);
-        add_up(exchange, shared, dots, number + 0, token + 0, place, sizes, together);
+        add_up(&*exchange, shared, dots, number + 0, place, sizes, together);
         rings.rest.vacant(of_rest.stage, of_rest.phase);
         let words = words_of(of_rest.stage, together);
-        put(&numbers, shared, dots, words, token + 0, sizes, together);
+        put(&numbers, alpha, &mut sums, shared, dots, words, token + 0, sizes, together);
         sync_plane();
         if UNIT_POS % 32 == 0 {
             rings.rest.arrive(of_rest.stage);
@@ -127,7 +134,27 @@ pub(super) fn make_numbers(
             of_rest.advance(comptime!(together.stages as u32));
         }
     }
+    leave_sums(partials, &sums, maker, place, together);
     leave_group(exchange, place, sizes, together);
+}
+
+/// Leaves sums over the tokens of this warp; one cube of the group.
+#[cube]
+fn leave_sums(
+    partials: &mut Partials,
+    sums: &Array<f32>,
+    maker: u32,
+    place: &Place,
+    #[comptime] together: Together,
+) {
+    let row = place.group * comptime!(together.makers() as u32) + maker;
+    #[unroll]
+    for i in 0..comptime!(together.streams + 1) {
+        let sum = plane_sum(sums[i]);
+        if place.rank == 0 && UNIT_POS % 32 == 0 {
+            partials.dots[(row * comptime!(together.streams as u32 + 1)) as usize + i] = sum;
+        }
+    }
 }
 
 /// Leaves ⟨dh_in, x[i]⟩ of sixteen tokens over this cube's columns: of products of tokens with tokens what is on the diagonal.
@@ -220,22 +247,21 @@ fn counter(exchange: &Exchange, group: u32, at: u32, #[comptime] together: Toget
     global_address::<Atomic<u32>>(exchange.counters.as_ptr()) + u64::cast_from(number) * 4
 }
 
-/// Adds up what all cubes have left of tokens, in an order that is the same in all of them; one of them writes it.
+/// Adds up what all cubes have left of tokens, in an order that is the same in all of them.
 #[cube]
 fn add_up(
-    exchange: &mut Exchange,
+    exchange: &Exchange,
     shared: &mut Shared<[u32]>,
     dots_at: usize,
     number: u32,
-    token: u32,
     place: &Place,
     sizes: &Sizes,
     #[comptime] together: Together,
 ) {
     let lane = UNIT_POS % 32;
-    let (n, dots) = comptime!((together.streams as u32, together.dots() as u32));
+    let dots = comptime!(together.dots() as u32);
     let places = comptime!(together.places() as u32);
-    let counter = counter(&*exchange, place.group, number % places, together);
+    let counter = counter(exchange, place.group, number % places, together);
     counter_wait(counter + 0, (number / places + 1) * sizes.across);
     // Lanes have four numbers of a cube each, of as many cubes as there are lanes for.
     let (quads, cubes) = comptime!((dots / 4, 128 / dots));
@@ -266,9 +292,6 @@ fn add_up(
         let at = quad * 4 + comptime!(e as u32);
         if lane < quads {
             shared[dots_at + at as usize] = u32::reinterpret(all);
-            if place.rank == 0 && token + at / n < sizes.tokens {
-                exchange.dots[(token * n + at) as usize] = all;
-            }
         }
     }
     sync_plane();
@@ -319,7 +342,8 @@ fn load(
     numbers[comptime!(first + 1)] = inputs.norm[own as usize];
     #[unroll]
     for i in 0..comptime!(together.streams) {
-        numbers[comptime!(first + 2 + i)] = inputs.along_dots[(own * n) as usize + i];
+        numbers[comptime!(first + 2 + i)] = inputs.slopes[(own * n) as usize + i];
+        numbers[comptime!(first + 2 + together.streams + i)] = inputs.y[(own * n) as usize + i];
     }
     #[unroll]
     for i in 0..comptime!(turns_of_weights(&together)) {
@@ -339,10 +363,12 @@ fn load(
     }
 }
 
-/// Writes them where the warps that multiply look for them; dm as the sum of two bf16.
+/// Writes them where the warps that multiply look for them, dm as the sum of two bf16; and adds to dbias and the first dα.
 #[cube]
 fn put(
     numbers: &Array<f32>,
+    alpha: f32,
+    sums: &mut Array<f32>,
     shared: &mut Shared<[u32]>,
     dots_at: usize,
     words: usize,
@@ -376,14 +402,21 @@ fn put(
     let tokens = comptime!(TOKENS as u32);
     if lane < tokens {
         let first = comptime!(first_of_along(&together));
+        let norm = numbers[comptime!(first + 1)];
         let mut of_dots = f32::new(0.0);
         #[unroll]
         for i in 0..comptime!(together.streams) {
-            let factor = numbers[comptime!(first + 2 + i)];
-            let i = comptime!(i as u32).runtime();
-            of_dots += factor * dot(&*shared, dots_at, lane, i, together);
+            let slope = numbers[comptime!(first + 2 + i)];
+            let y = numbers[comptime!(first + 2 + together.streams + i)];
+            let g = slope * dot(&*shared, dots_at, lane, comptime!(i as u32).runtime(), together);
+            let there = token + lane < sizes.tokens;
+            sums[i] += select(there, g, 0.0);
+            sums[comptime!(together.streams)] += select(there, g * y, 0.0);
+            of_dots += g * y;
         }
-        let along = numbers[first] + of_dots * numbers[comptime!(first + 1)];
+        // r² by itself may be too large, or too small.
+        let width = f32::cast_from(sizes.width * n);
+        let along = numbers[first] - alpha * of_dots * norm / width * norm;
         shared[factors + lane as usize] = u32::reinterpret(along);
     }
     #[unroll]

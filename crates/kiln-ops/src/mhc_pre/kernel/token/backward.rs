@@ -29,18 +29,25 @@ pub(in super::super) struct Back {
     pub(in super::super) dm: CubeTensor,
     /// The factor of X.
     pub(in super::super) along: CubeTensor,
-    /// What each ⟨dh_in, x[i]⟩ adds to it if they come later, over the inverse root mean square, `[T, n]`.
+    /// What ⟨dh_in, x[i]⟩ are multiplied with if they come later.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // they come later there alone
-    pub(in super::super) along_dots: Option<CubeTensor>,
+    pub(in super::super) later: Option<Later>,
     /// h_pre, `[T, n]`.
     pub(in super::super) weights: CubeTensor,
     pub(in super::super) sums: Totals,
 }
 
+/// Of the first n rows the slopes of the sigmoids and y, `[T, n]`.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // as above
+pub(in super::super) struct Later {
+    pub(in super::super) slopes: CubeTensor,
+    pub(in super::super) y: CubeTensor,
+}
+
 /// What cubes have of dbias and dα: a row each.
 pub(in super::super) struct Totals {
-    pub(super) bias: CubeTensor,
-    pub(super) alpha: CubeTensor,
+    pub(in super::super) bias: CubeTensor,
+    pub(in super::super) alpha: CubeTensor,
 }
 
 #[derive(CubeType, CubeLaunch)]
@@ -54,7 +61,8 @@ struct Pulled<N: Size> {
 struct Results<N: Size> {
     dm: Box<[Vector<f32, N>]>,
     along: Box<[f32]>,
-    along_dots: Box<[Vector<f32, N>]>,
+    slopes: Box<[Vector<f32, N>]>,
+    y: Box<[Vector<f32, N>]>,
     weights: Box<[Vector<f32, N>]>,
     /// The sums that tokens were divided by, if a cube has no memory for them: all tokens of one sum, of one division after
     /// the other.
@@ -167,7 +175,7 @@ fn backward_kernel<C: Combine, N: Size>(
     let mut weights = Array::<f32>::new(n);
     // Of ⟨dh_in, x[i]⟩ that come later dm has the factors in its first rows.
     let mut dm = Array::<f32>::new(rows);
-    let mut along_dots = Array::<f32>::new(n);
+    let (mut slopes, mut ys) = (Array::<f32>::new(n), Array::<f32>::new(n));
     let mut dots = Array::<f32>::new(n);
     if comptime!(way.dots) {
         dots = take(&pulled.dots, token * n, n);
@@ -180,10 +188,9 @@ fn backward_kernel<C: Combine, N: Size>(
             g[i] = dots[i] * s * (1.0 - s);
         }
         if comptime!(way.later) {
-            let dy = inputs.alpha[0] * s * (1.0 - s);
-            dm[i] = r * dy;
-            // Another r comes with them: by itself r² may be too large, or too small.
-            along_dots[i] = -dy * y * r / sizes.width;
+            slopes[i] = s * (1.0 - s);
+            ys[i] = y;
+            dm[i] = r * (inputs.alpha[0] * slopes[i]);
         }
         weights[i] = s + sizes.hc_eps;
     }
@@ -246,7 +253,8 @@ fn backward_kernel<C: Combine, N: Size>(
         put(&mut out.dm, token * rows, &dm, rows);
         put(&mut out.weights, token * n, &weights, n);
         if comptime!(way.later) {
-            put(&mut out.along_dots, token * n, &along_dots, n);
+            put(&mut out.slopes, token * n, &slopes, n);
+            put(&mut out.y, token * n, &ys, n);
         }
         out.along[token] = -along * r * r / sizes.width;
     }
@@ -305,7 +313,10 @@ fn run<C: Combine>(op: &'static str, given: &Given<'_>, cotangents: Cotangents) 
         |name, shape: [usize; 2]| launch::output(like, op, name, Shape::new(shape), DType::F32);
     let dm = f32("dm", [d.tokens, d.rows]);
     let along = f32("along", [d.tokens, 1]);
-    let along_dots = later.then(|| f32("along dots", [d.tokens, d.streams]));
+    let later = later.then(|| {
+        let [slopes, y] = ["slopes", "y"].map(|name| f32(name, [d.tokens, d.streams]));
+        Later { slopes, y }
+    });
     let weights = f32("weights", [d.tokens, d.streams]);
     let (bias, alpha) = (f32("partial bias", [cubes, d.rows]), f32("partial alpha", [cubes, 3]));
     let sums = match wanted > 0 && room_for_sums == 0 {
@@ -336,7 +347,8 @@ fn run<C: Combine>(op: &'static str, given: &Given<'_>, cotangents: Cotangents) 
             ResultsLaunch::new(
                 dm.clone().into_buffer_arg(),
                 along.clone().into_buffer_arg(),
-                argument(along_dots.clone()),
+                argument(later.as_ref().map(|later| later.slopes.clone())),
+                argument(later.as_ref().map(|later| later.y.clone())),
                 weights.clone().into_buffer_arg(),
                 sums.into_buffer_arg(),
                 bias.clone().into_buffer_arg(),
@@ -347,11 +359,11 @@ fn run<C: Combine>(op: &'static str, given: &Given<'_>, cotangents: Cotangents) 
             way,
         );
     }
-    Back { dm, along, along_dots, weights, sums: Totals { bias, alpha } }
+    Back { dm, along, later, weights, sums: Totals { bias, alpha } }
 }
 
 /// The units whose sums are added up.
-pub(super) fn units_of_sums<C: Combine>(client: &Client) -> RowUnits {
+fn units_of_sums<C: Combine>(client: &Client) -> RowUnits {
     let row = RowUnits::new(client, UNITS, 1);
     match C::REGISTERS * row.shared() <= SHARED {
         true => row,

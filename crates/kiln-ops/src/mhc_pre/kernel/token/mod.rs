@@ -2,10 +2,10 @@
 //! there is of it in vectors. Neighbours' numbers are far apart, and each access of a warp goes to as many lines.
 
 mod backward;
-mod later;
 
 pub(super) use backward::{Back, Cotangents, backward};
-pub(super) use later::add_later;
+#[cfg(feature = "cuda")]
+pub(super) use backward::{Later, Totals};
 
 use super::{Dims, MhcPreOptions, sinkhorn};
 use crate::exponential::{self, has_ptx};
