@@ -123,5 +123,14 @@ pub fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec
         // mhc_post's gradients by themselves.
         let of = backward([true, false, true, true, true, true, true]);
         call("mhc_post_pre.some", Box::new(|| drop(CubeBackend::mhc_post_pre_backward(of))));
+        // Before the head of a model, which reads h_in alone.
+        let none = || Maybe::None;
+        let of = mhc_post_pre::Backward {
+            dy: none(),
+            dh_post: none(),
+            dh_res: none(),
+            ..backward([true; 7])
+        };
+        call("mhc_post_pre.head", Box::new(|| drop(CubeBackend::mhc_post_pre_backward(of))));
     }
 }

@@ -232,6 +232,12 @@ fn frozen_inputs_and_unused_outputs() {
                 wanted[..4].fill(true);
                 case.check(wanted, pulled, dtype, &format!("{pulled:?}, {on}"));
             }
+            // As before the head of a model: two cubes for a token, and more tokens than all rings hold.
+            for shape in [([3, 44, 4, 136], 2), ([1, 18000, 2, 8], 1)] {
+                let case = Case::new(shape, false, dtype, 4, &device);
+                let what = format!("h_in alone of {shape:?}, {on}");
+                case.check([true; INPUTS], [false, true, false, false], dtype, &what);
+            }
             // Where kernels make them, the others are zero then.
             let (_, found) = case.run([true; INPUTS], [true, false, false, false]);
             for of in found[4..].iter().flatten() {

@@ -103,7 +103,7 @@ pub(super) fn together_kernel<E: Float>(
     let barriers = base + comptime!(together.barriers_of_x_at() as u32);
     let x_ring = Ring::new(barriers, comptime!(together.stages_of_x as u32), 1u32, warps);
     let barriers = base + comptime!(together.barriers_at() as u32);
-    let loads = comptime!(if together.also() { 2u32 } else { 1u32 });
+    let loads = comptime!(if together.has_rest() { 2u32 } else { 1u32 });
     let rest_ring = Ring::new(barriers, comptime!(together.stages as u32), loads, warps);
     let rings = Rings { x: x_ring, rest: rest_ring };
     let cube = CUBE_POS as u32;

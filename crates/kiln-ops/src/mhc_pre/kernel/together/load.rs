@@ -57,9 +57,11 @@ pub(super) fn produce(
             }
             of_x.advance(comptime!(together.stages_of_x as u32));
         }
-        if comptime!(together.also()) && step >= ahead {
+        if comptime!(together.has_rest()) && step >= ahead {
             let to = rest_of(place, of_rest.stage, together);
-            let bytes = comptime!(together.rest_bytes() as u32);
+            let first = comptime!(together.first_of_rest() as u32);
+            let boxes = comptime!(together.boxes_of_rest() as u32);
+            let bytes = comptime!((boxes - first) * together.box_bytes() as u32);
             expect(&rings.rest, &of_rest, bytes);
             let mut from = Array::<u64>::new(1usize);
             let mut at = lane + 0;
@@ -72,7 +74,7 @@ pub(super) fn produce(
                 from[0] = maps.f;
                 at = lane - comptime!(together.f_at() as u32);
             }
-            if lane < comptime!(together.boxes_of_rest() as u32) {
+            if lane >= first && lane < boxes {
                 let bar = rings.rest.filling(of_rest.stage);
                 let token = place.token(step - ahead, sizes);
                 load_box(to + 0, from[0], bar + 0, at + 0, token, place, together);

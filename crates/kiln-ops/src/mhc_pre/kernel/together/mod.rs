@@ -60,8 +60,8 @@ impl Plan {
         family: Option<Family>,
     ) -> Option<Self> {
         let plan = |beside| Self::of([x, dh_in, also.unwrap_or(x)], beside, d, family);
-        if let (Some(before), Some(_)) = (before, also)
-            && let Some(plan) = plan(Beside::Before)
+        if let Some(before) = before
+            && let Some(plan) = plan(Beside::Before { also: also.is_some() })
         {
             let Post { x, f, h_post, h_res, .. } = before.clone();
             let shape = x.meta.shape().clone();

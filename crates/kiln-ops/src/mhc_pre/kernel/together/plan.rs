@@ -17,14 +17,16 @@ const BESIDE: usize = 2048;
 /// Counters of all groups.
 pub(super) const COUNTERS: usize = 4096;
 
-/// What dx has besides what x and dh_in give it.
+/// What is done besides making dx of x and dh_in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Beside {
     Nothing,
-    /// Something from elsewhere.
+    /// Something from elsewhere is added.
     Also,
-    /// That, and the layer before takes dx back in the same pass.
-    Before,
+    /// The layer before takes dx back in the same pass, with or without something added.
+    Before {
+        also: bool,
+    },
 }
 
 /// What a kernel is specialised on.
@@ -63,12 +65,17 @@ impl Together {
 
     /// Whether dx has something from elsewhere.
     pub(super) fn also(&self) -> bool {
-        self.beside != Beside::Nothing
+        matches!(self.beside, Beside::Also | Beside::Before { also: true })
     }
 
     /// Whether the layer before takes it back.
     pub(super) fn takes_back(&self) -> bool {
-        self.beside == Beside::Before
+        matches!(self.beside, Beside::Before { .. })
+    }
+
+    /// Whether there is a rest that is loaded.
+    pub(super) fn has_rest(&self) -> bool {
+        self.beside != Beside::Nothing
     }
 
     /// Warps that multiply.
@@ -117,13 +124,19 @@ impl Together {
         self.boxes_of_x() * self.box_bytes()
     }
 
-    /// Boxes of a stage of the rest: what dx has from elsewhere, and the streams and the output of the layer before.
+    /// Boxes of a stage of the rest: what dx has from elsewhere, or the place for what takes its place, and the streams and
+    /// the output of the layer before.
     pub(super) fn boxes_of_rest(&self) -> usize {
         self.f_at() + if self.takes_back() { self.boxes } else { 0 }
     }
 
     pub(super) fn rest_bytes(&self) -> usize {
         self.boxes_of_rest() * self.box_bytes()
+    }
+
+    /// Those of them that are loaded, the last ones.
+    pub(super) fn first_of_rest(&self) -> usize {
+        if self.also() { 0 } else { self.before_at() }
     }
 
     /// In boxes, of a stage of x: where dh_in is.
@@ -133,7 +146,7 @@ impl Together {
 
     /// In boxes, of a stage of the rest: where the streams of the layer before are, behind what dx has from elsewhere.
     pub(super) fn before_at(&self) -> usize {
-        if self.also() { self.warps() } else { 0 }
+        if self.has_rest() { self.warps() } else { 0 }
     }
 
     /// The same of its output.
@@ -212,7 +225,8 @@ mod tests {
     #[test]
     fn rings_fit_into_shared_memory() {
         for streams in 1..=5 {
-            for beside in [Beside::Nothing, Beside::Also, Beside::Before] {
+            let before = [true, false].map(|also| Beside::Before { also });
+            for beside in [Beside::Nothing, Beside::Also].into_iter().chain(before) {
                 for width in [8, 64, 72, 768, 7168] {
                     let plan = Together::new(streams, width, beside, 227 << 10).unwrap();
                     assert!(4 * plan.shared() <= (227 << 10) - 1024, "{plan:?}");
@@ -230,7 +244,8 @@ mod tests {
     #[test]
     fn numbers_are_made_while_tokens_before_are_multiplied_and_those_after_come() {
         let stages = |streams| {
-            let plan = Together::new(streams, 7168, Beside::Before, 227 << 10).unwrap();
+            let plan =
+                Together::new(streams, 7168, Beside::Before { also: true }, 227 << 10).unwrap();
             [plan.stages_of_x, plan.stages]
         };
         assert_eq!([1, 2, 3, 4, 5].map(stages), [[3, 2], [4, 3], [6, 4], [5, 3], [7, 5]]);
