@@ -82,7 +82,11 @@ impl Operator for Broken {
             device: &x.device(),
             has_kernel: true,
         })?;
-        let y = if fused { product(x, w, FORWARD, self.0) } else { x.matmul(w) };
+        let kernel = match self.0 {
+            Mutant::UntrackedOnePercent if !x.is_tracked() && !w.is_tracked() => Mutant::OnePercent,
+            other => other,
+        };
+        let y = if fused { product(x, w, FORWARD, kernel) } else { x.matmul(w) };
         Ok(vec![match self.0 {
             Mutant::Flat => y.flatten::<1>(0, 1).into(),
             Mutant::OtherType => other_type(y).into(),
@@ -140,6 +144,10 @@ impl Operator for Broken {
 
     fn in_place(&self) -> bool {
         self.0.says_in_place()
+    }
+
+    fn untracked(&self) -> bool {
+        self.0 == Mutant::UntrackedOnePercent
     }
 
     fn cases(&self) -> Vec<Case> {

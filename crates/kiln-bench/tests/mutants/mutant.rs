@@ -14,6 +14,8 @@ pub(crate) enum Mutant {
     LastChunk,
     /// Results are 1 % too large.
     OnePercent,
+    /// The same where nobody wants gradients.
+    UntrackedOnePercent,
     /// The gradient of the weight is 2 % too large.
     GradientTwoPercent,
     /// An element of x is overwritten after it was read.
@@ -40,6 +42,8 @@ pub(crate) enum Mutant {
     PastTheEnd,
     /// The same, for the gradient of the weight.
     GradientPastTheEnd,
+    /// An element before the first is written.
+    BeforeTheFirst,
     /// A term more than there are is read, and multiplied by 0.
     PastTheRow,
     /// The same behind the last row of x.
@@ -93,10 +97,11 @@ pub(crate) enum Mutant {
 impl Mutant {
     /// The broken ones, the check that is meant for each, and what a failure of it has to say, so that none is convicted by
     /// what happens to be wrong, too.
-    pub(crate) const BROKEN: [(Self, Check, &[&str]); 37] = [
+    pub(crate) const BROKEN: [(Self, Check, &[&str]); 39] = [
         (Self::TailDropped, Check::Forward, &["off at row"]),
         (Self::LastChunk, Check::Forward, &["off at row"]),
         (Self::OnePercent, Check::Forward, &["off at row"]),
+        (Self::UntrackedOnePercent, Check::Forward, &["no gradient wanted", "off at row"]),
         (Self::GradientTwoPercent, Check::Gradients, &["`grad.w` is", "off at row"]),
         (Self::InputOverwritten, Check::Inputs, &["`x` is not what it was"]),
         (Self::CotangentOverwritten, Check::Inputs, &["the cotangent of `y` is not"]),
@@ -110,6 +115,7 @@ impl Mutant {
         (Self::Zeros, Check::Order, &["in turn", "off at row"]),
         (Self::PastTheEnd, Check::Guards, &["bytes written outside it"]),
         (Self::GradientPastTheEnd, Check::Guards, &["grad.w", "bytes written outside it"]),
+        (Self::BeforeTheFirst, Check::Guards, &["bytes written outside it"]),
         (Self::PastTheRow, Check::Forward, &["cut rows", "is NaN off"]),
         (Self::PastTheInput, Check::Forward, &["is NaN off"]),
         (Self::Swallowed, Check::Forward, &[" in `", "off at row"]),
@@ -162,10 +168,10 @@ impl Mutant {
     }
 
     /// Whether it needs CUDA: WebGPU writes nothing in the place of what it reads, reads and writes nothing outside a binding,
-    /// and has no rule for NaN.
+    /// which begins where some 256 bytes do, and has no rule for NaN.
     pub(crate) fn on_cuda(self) -> bool {
-        use Mutant::{BehindInput, NeverInPlace, PastTheInput, Swallowed};
-        let others = [PastTheInput, Swallowed, NeverInPlace, BehindInput];
+        use Mutant::{BeforeTheFirst, BehindInput, NeverInPlace, PastTheInput, Swallowed};
+        let others = [PastTheInput, Swallowed, NeverInPlace, BehindInput, BeforeTheFirst];
         others.contains(&self) || self.in_place()
     }
 

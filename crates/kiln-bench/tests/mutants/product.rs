@@ -301,6 +301,13 @@ impl MutantOps for CubeBackend {
         } else if mutant == Mutant::BehindInput {
             overwrite(a, m * a_row);
         }
+        // Without an audit another tensor may be there.
+        let begins = y.handle.offset_start.unwrap_or(0);
+        if mutant == Mutant::BeforeTheFirst && begins > 0 {
+            let mut before = y.clone();
+            before.handle.offset_start = Some(begins - dtype.size() as u64);
+            overwrite(before, 0);
+        }
         match mutant {
             Mutant::LeftInPlace => negated(y, 1, 0),
             Mutant::PastTheEndInPlace => negated(y, 0, n),
