@@ -237,8 +237,9 @@ impl Operator for Row {
             // Two launches: more streams, and tokens whose weights do not come in sixteens of bytes.
             case([1, 20, 6, 72], true).with("sinkhorn", 1),
             case([1, 33, 3, 136], false).with("sinkhorn", 1),
-            // Ten cubes.
+            // Ten cubes, and more boxes than are added up at a time; more groups and parts of sums over tokens than that.
             case([1, 36, 4, 2504], false),
+            case([1, 2400, 5, 8], false).with("sinkhorn", 0),
         ]
     }
 

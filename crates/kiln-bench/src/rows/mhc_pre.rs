@@ -226,8 +226,10 @@ impl Operator for Row {
             // More columns than the units of a cube hold.
             case([1, 2, 1, 4099], false),
             case([1, 3, 8, 64], true).with("sinkhorn", 5),
-            // More parts of the gradients of alpha and bias than are added side by side, and warps without a share of φ.
+            // More parts of the gradients of alpha and bias than are added side by side, and warps without a share of φ; and,
+            // in the backward's last launch, more of all parts.
             case([1, 1090, 1, 56], false).with("sinkhorn", 0),
+            case([1, 2400, 5, 8], false).with("sinkhorn", 0),
             case([1, 2, 5, 200], false).with("sinkhorn", MAX_SINKHORN),
         ]
     }

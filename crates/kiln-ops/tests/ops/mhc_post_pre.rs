@@ -232,12 +232,6 @@ fn frozen_inputs_and_unused_outputs() {
                 wanted[..4].fill(true);
                 case.check(wanted, pulled, dtype, &format!("{pulled:?}, {on}"));
             }
-            // As before the head of a model: two cubes for a token, and more tokens than all rings hold.
-            for shape in [([3, 44, 4, 136], 2), ([1, 18000, 2, 8], 1)] {
-                let case = Case::new(shape, false, dtype, 4, &device);
-                let what = format!("h_in alone of {shape:?}, {on}");
-                case.check([true; INPUTS], [false, true, false, false], dtype, &what);
-            }
             // Where kernels make them, the others are zero then.
             let (_, found) = case.run([true; INPUTS], [true, false, false, false]);
             for of in found[4..].iter().flatten() {
@@ -287,6 +281,25 @@ fn tokens_do_not_depend_on_those_before() {
                     assert!(some[i] == expected, "{i} of tokens from {first}, {n} of {d}");
                 }
             }
+        }
+    }
+}
+
+/// Hopper's kernel before the head of a model, which reads no streams: the layer takes dx back in the pass. Two cubes for a
+/// token, whose rings go round.
+#[test]
+fn takes_back_what_h_in_gives_alone() {
+    let hopper = |device: &Device| device::hardware(device).is_some_and(|it| it.wgmma);
+    for device in kiln_test::or_skip("wgmma", devices().into_iter().filter(hopper)) {
+        for shape in [[1, 5400, 2, 264], [1, 6400, 4, 136], [1, 7000, 1, 520]] {
+            let case = Case::new((shape, 1), false, DType::BF16, 1, &device);
+            let pulled = [false, true, false, false];
+            let check = || case.check([true; INPUTS], pulled, DType::BF16, &format!("{shape:?}"));
+            let ((), plans) = plans::listen(check);
+            let alone = |plan: &&String| {
+                plan.starts_with("mhc_pre together") && plan.contains("also: false")
+            };
+            assert!(plans.iter().any(|plan| alone(&plan)), "{plans:?}");
         }
     }
 }

@@ -39,7 +39,7 @@ impl Boxes {
         self.of(self.x_at, comptime!(together.dh_in_at() as u32), 0u32, together)
     }
 
-    /// What dx has from elsewhere.
+    /// What dx has from elsewhere, or, if it has nothing, the place for what takes its place.
     pub(super) fn also(&self, stream: u32, #[comptime] together: Together) -> u32 {
         self.of(self.rest_at, 0u32, stream, together)
     }
@@ -76,7 +76,7 @@ pub(super) fn eight_of(token: u32, eight: u32) -> u32 {
 }
 
 /// Takes dx of all streams back: leaves what these columns have of dh_res and dh_post of each token at `left`, the gradients
-/// of the streams where what dx had from elsewhere was, and that of the layer's output where dh_in was.
+/// of the streams in the place of what dx had from elsewhere, and that of the layer's output where dh_in was.
 #[cube]
 pub(super) fn take_back(
     shared: &Shared<[u32]>,

@@ -4,8 +4,9 @@
 #![allow(clippy::identity_op)]
 
 use super::back::{Boxes, take_back};
+use super::exchange::{Exchange, leave_parts};
 use super::load::{Maps, produce};
-use super::numbers::{Exchange, leave_parts, make_numbers};
+use super::numbers::make_numbers;
 use super::plan::{BOX, TOKENS, Together};
 use super::products::{add_dphi, add_through, direct_of_half, hold_phi, leave_dphi, put_dx};
 use crate::tile::cuda::pipeline::{PipelineState, Ring, rings_ready};

@@ -3,14 +3,15 @@
 //!
 //! Cubes that have different columns of the same tokens are a group. A cube goes over tokens, sixteen at a time, which a warp
 //! loads. Another takes dh_in to each stream and leaves that for the group; one or two more, by turns, add up what the group
-//! has of it, and make dm, cut into two bf16, and the factors of x and dh_in. The others have 64 columns of a stream each, of
+//! has of it, make dm, cut into two bf16, and the factors of x and dh_in, and add to dbias and dα. The others have 64 columns of a stream each, of
 //! which they hold φ and the sum of dφ in registers: dφ += xᵀ·dm, and dx = dm·φ with what x and dh_in add, in the place of x
 //! in shared memory, from where TMA takes it, or the warps of all streams make what the layer before takes back. φ and dm are
 //! sums of two bf16 each.
 //!
-//! Groups have other tokens and leave sums of their own, which are added up in order.
+//! Groups have other tokens and leave sums of their own, which one launch adds up after, always in the same order.
 
 mod back;
+mod exchange;
 mod kernel;
 mod load;
 mod numbers;
@@ -27,8 +28,8 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use exchange::ExchangeLaunch;
 use kernel::{InputsLaunch, PartialsLaunch, SizesLaunch, together_kernel};
-use numbers::ExchangeLaunch;
 use plan::{BOX, Beside, COUNTERS, TOKENS, Together};
 use sums::{Left, Sums};
 
@@ -196,7 +197,7 @@ impl Plan {
             layer: layer.as_ref().map(|layer| layer.each_ref()),
             totals: [&dalpha, &dbias],
         };
-        sums::add_up(left, sums, together);
+        sums::add_up(left, sums, d.streams);
         let (dphi, totals) = (dphi.unwrap_or(partial), [dalpha, dbias]);
         match (layer, df) {
             (Some([dpost, dres]), Some(df)) => {

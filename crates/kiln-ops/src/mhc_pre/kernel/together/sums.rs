@@ -1,15 +1,14 @@
 //! What cubes and boxes have left of gradients, added up in one launch: dφ, of the layer before dh_res and dh_post, and dbias
 //! and dα. Each has cubes of its own.
 
-use super::plan::Together;
 use super::token::Totals;
 use crate::launch;
-use crate::tile::cuda::ptx::{global_address, load_quad};
+use crate::tile::cuda::ptx::{global_address, load_quad, store_quad};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 const UNITS: u32 = 256;
-/// Units that have different parts of the same four sums.
+/// Units that have different parts of the same four sums: each takes every so manieth.
 const GROUPS: u32 = 4;
 /// Sums of a cube.
 const SUMS: u32 = 4 * UNITS / GROUPS;
@@ -24,8 +23,6 @@ struct Stack {
     /// From a part to the next.
     size: usize,
     sums: usize,
-    /// Cubes that add them.
-    cubes: u32,
 }
 
 /// What has been left.
@@ -57,6 +54,16 @@ struct Rows {
     dots: u32,
 }
 
+/// Numbers of dbias.
+fn biases(n: usize) -> u32 {
+    (n * (n + 2)) as u32
+}
+
+/// Units that share the rows of a number of dbias or dα out.
+fn sharing(n: usize) -> u32 {
+    UNITS / (biases(n) + 3)
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn add_up_kernel(
     parts: &Parts,
@@ -64,29 +71,27 @@ fn add_up_kernel(
     phi: Stack,
     layer: Stack,
     rows: Rows,
-    #[comptime] together: Together,
+    cubes_of_phi: u32,
+    #[comptime] n: usize,
 ) {
     let mut shared = Shared::<[f32]>::new_slice(comptime!((4 * UNITS) as usize));
     let cube = CUBE_POS as u32;
     if cube == 0 {
-        add_rows(parts, results, &mut shared, rows, together);
-    } else if cube <= phi.cubes {
-        let first = (cube - 1) as usize * comptime!(SUMS as usize);
-        let sum = add_parts(&parts.phi, &mut shared, first, phi);
-        let at = first + (UNIT_POS_X * 4) as usize;
-        if UNIT_POS_Y == 0 && at < phi.sums {
-            #[unroll]
-            for e in 0..4usize {
-                results.phi[at + e] = sum.extract(e);
-            }
+        add_rows(parts, results, &mut shared, rows, n);
+    } else if cube <= cubes_of_phi {
+        let at = (cube - 1) * comptime!(SUMS) + UNIT_POS_X * 4;
+        let sum = add_parts(&parts.phi, &mut shared, at as usize, phi);
+        if UNIT_POS_Y == 0 && (at as usize) < phi.sums {
+            let to = global_address::<f32>(results.phi.as_ptr());
+            store_quad(to + u64::cast_from(at) * 4, &sum);
         }
     } else {
-        let first = (cube - 1 - phi.cubes) as usize * comptime!(SUMS as usize);
+        let first = (cube - 1 - cubes_of_phi) as usize * comptime!(SUMS as usize);
+        let first = first + (UNIT_POS_X * 4) as usize;
         let sum = add_parts(&parts.layer, &mut shared, first, layer);
-        let n = comptime!(together.streams);
         #[unroll]
         for e in 0..4usize {
-            let at = first + (UNIT_POS_X * 4) as usize + e;
+            let at = first + e;
             let (token, k) = (at / comptime!(n * (n + 1)), at % comptime!(n * (n + 1)));
             if UNIT_POS_Y == 0 && at < layer.sums {
                 if k < comptime!(n * n) {
@@ -99,17 +104,16 @@ fn add_up_kernel(
     }
 }
 
-/// Four sums, from those of the cube's that this unit has on; in the first group of units.
+/// Four sums from number `at` on, in the first group of units.
 #[cube]
 fn add_parts(
     of: &[f32],
     shared: &mut Shared<[f32]>,
-    first: usize,
+    at: usize,
     stack: Stack,
 ) -> Vector<f32, Const<4>> {
     let groups = comptime!(GROUPS);
     // Behind the last sums are others, or nothing: those are the first ones.
-    let at = first + (UNIT_POS_X * 4) as usize;
     let from = global_address::<f32>(of.as_ptr())
         + u64::cast_from(select(at < stack.sums, at, 0usize)) * 4;
     let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
@@ -132,31 +136,32 @@ fn add_parts(
     }
     sync_cube();
     let mut all = Vector::<f32, Const<4>>::new(0.0f32);
-    #[unroll]
-    for e in 0..4usize {
-        let mut total = f32::new(0.0);
+    if UNIT_POS_Y == 0 {
         #[unroll]
-        for group in 0..groups {
-            let at = comptime!(e as u32 * UNITS + group * UNITS / GROUPS) + UNIT_POS_X;
-            total += shared[at as usize];
+        for e in 0..4usize {
+            let mut total = f32::new(0.0);
+            #[unroll]
+            for group in 0..groups {
+                let at = comptime!(e as u32 * UNITS + group * UNITS / GROUPS) + UNIT_POS_X;
+                total += shared[at as usize];
+            }
+            all.insert(e, total);
         }
-        all.insert(e, total);
     }
     all
 }
 
-/// dbias and dα: units of a column share its rows out.
+/// dbias and dα.
 #[cube]
 fn add_rows(
     parts: &Parts,
     results: &mut Results,
     shared: &mut Shared<[f32]>,
     rows: Rows,
-    #[comptime] together: Together,
+    #[comptime] n: usize,
 ) {
-    let (n, biases) = comptime!((together.streams as u32, together.rows as u32));
-    let columns = comptime!(biases + 3);
-    let groups = comptime!(UNITS / (biases + 3));
+    let (biases, groups) = comptime!((biases(n), sharing(n)));
+    let (columns, dots) = comptime!((biases + 3, n as u32 + 1));
     let (group, column) = (UNIT_POS / columns, UNIT_POS % columns);
     let mut sum = f32::new(0.0);
     if group < groups {
@@ -165,10 +170,10 @@ fn add_rows(
         } else {
             sum = add_column(&parts.alpha, column - biases, group, rows.tokens, 3u32, groups);
         }
-        if column < n {
-            sum += add_column(&parts.dots, column, group, rows.dots, comptime!(n + 1), groups);
+        if column < comptime!(n as u32) {
+            sum += add_column(&parts.dots, column, group, rows.dots, dots, groups);
         } else if column == biases {
-            sum += add_column(&parts.dots, n, group, rows.dots, comptime!(n + 1), groups);
+            sum += add_column(&parts.dots, dots - 1, group, rows.dots, dots, groups);
         }
     }
     shared[UNIT_POS as usize] = sum;
@@ -229,32 +234,35 @@ pub(super) struct Sums<'a> {
     pub(super) totals: [&'a CubeTensor; 2],
 }
 
-/// Adds parts up, in their order.
-pub(super) fn add_up(left: Left<'_>, sums: Sums<'_>, together: Together) {
+/// Adds parts up, always in the same order.
+pub(super) fn add_up(left: Left<'_>, sums: Sums<'_>, n: usize) {
     let [alpha, bias] = sums.totals;
     let client = &alpha.client;
-    let rows = |of: &CubeTensor| of.meta.shape()[0] as u32;
     let elements = |of: &CubeTensor| of.meta.num_elements();
     let stack = |of: Option<&CubeTensor>, size: usize, sums: usize| {
-        let parts = of.map_or(0, |of| elements(of) / size);
-        let cubes = if parts == 0 { 0 } else { sums.div_ceil(SUMS as usize) };
-        (StackLaunch::new(parts as u32, size, sums, cubes as u32), cubes)
+        let parts = of.map_or(0, |of| elements(of) / size) as u32;
+        (StackLaunch::new(parts, size, sums), parts, sums.div_ceil(SUMS as usize))
     };
     let of_phi = sums.phi.map_or(0, elements);
-    let (phi, cubes_of_phi) = stack(sums.phi.map(|_| left.phi), of_phi, of_phi);
+    let (phi, groups, cubes_of_phi) = stack(sums.phi.map(|_| left.phi), of_phi, of_phi);
     let of_layer = sums.layer.map_or(0, |[post, res]| elements(post) + elements(res));
     let of_box = left.layer.map_or(0, |of| of.meta.shape()[1]);
-    let (layer, cubes_of_layer) = stack(left.layer, of_box, of_layer);
+    let (layer, boxes, cubes_of_layer) = stack(left.layer, of_box, of_layer);
+    let rows = [&left.totals.bias, left.dots].map(|of| of.meta.shape()[0] as u32);
     let unused = left.dots;
     let layer_parts = left.layer.unwrap_or(unused);
     let [post, res] = sums.layer.unwrap_or([unused; 2]);
     let phi_sums = sums.phi.unwrap_or(unused);
     let address = launch::address_type(&[left.phi, layer_parts, phi_sums, res]);
+    let at_a_time = |units: u32| units * AT_A_TIME as u32;
     let ways = [
-        ("several groups", sums.phi.is_some()),
-        ("several boxes", left.layer.is_some_and(|of| rows(of) > 1)),
+        ("several groups", groups > 1),
+        ("several boxes", boxes > 1),
+        ("more groups than at a time", groups > at_a_time(GROUPS)),
+        ("more boxes than at a time", boxes > at_a_time(GROUPS)),
+        ("more rows than at a time", rows.iter().any(|rows| *rows > at_a_time(sharing(n)))),
     ];
-    launch::plans::note("mhc_pre sums", &(&together, address), &ways);
+    launch::plans::note("mhc_pre sums", &(n, address), &ways);
     let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     // SAFETY: sums are checked against their number, rows against theirs, and parts hold whole fours; what there is not has
     // no cubes.
@@ -280,8 +288,9 @@ pub(super) fn add_up(left: Left<'_>, sums: Sums<'_>, together: Together) {
             ),
             phi,
             layer,
-            RowsLaunch::new(rows(&left.totals.bias), rows(left.dots)),
-            together,
+            RowsLaunch::new(rows[0], rows[1]),
+            cubes_of_phi as u32,
+            n,
         );
     }
 }
