@@ -63,6 +63,11 @@ pub struct Args {
 
 /// Verifies; the exit status is 1 if anything is red.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let (Some(_), Some(number)) =
+        (args.stress, args.ops.iter().find_map(|op| op.parse::<u32>().ok()))
+    {
+        bail!("{number} is no operator; for so many calls: --stress={number}");
+    }
     let ops = super::operators(&args.ops)?;
     let dtype = args.dtype.as_deref().map(super::dtype).transpose()?;
     let opened = device::open(&args.device)?;
@@ -128,6 +133,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             print(format_args!("left out: {what}{missing}, which {} does not have", opened.name));
         }
     };
+    if !device::is_cube(&opened.device) {
+        print(format_args!(
+            "left out: kernels, which do not run on {}: these are the references",
+            opened.name
+        ));
+    }
     let types = reports.iter().flat_map(|report| &report.missing_types);
     if dtype.is_none() {
         lacks("", types.map(String::as_str).collect());

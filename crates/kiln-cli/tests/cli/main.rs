@@ -376,13 +376,17 @@ fn verify_finds_the_same_in_one_process_and_in_several() {
     assert_eq!(reports[0]["op"], "rope", "as asked for");
     for table in [table, shared_table] {
         let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines.len(), 1 + reports.len() + 1, "{table}");
+        assert_eq!(lines.len(), 1 + reports.len() + 2, "{table}");
+        let references = "left out: kernels, which do not run on cpu: these are the references";
+        assert_eq!(lines[1 + reports.len()], references);
         assert!(lines[0].starts_with("operator  dtype  ran "), "{table}");
         assert_eq!(lines.last(), Some(&&*format!("{} green, 0 red, on cpu", reports.len())));
         let verdict = lines[0].find("verdict");
         let rows = &lines[1..=reports.len()];
         assert!(rows.iter().all(|row| row.find("green") == verdict), "{table}");
     }
+    let line = error(place.path(), &["verify", "rope", "--device", "cpu", "--stress", "3"]);
+    assert!(line.ends_with("3 is no operator; for so many calls: --stress=3"), "{line}");
     for jobs in ["0", "-1", "many"] {
         let line = error(place.path(), &["verify", "--device", "cpu", &format!("--jobs={jobs}")]);
         assert!(line.contains("--jobs") && line.contains(jobs), "{line}");

@@ -6,6 +6,8 @@
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
+// Kernels have no `is_multiple_of`.
+#![allow(clippy::manual_is_multiple_of)]
 
 use super::back::eight_of;
 use super::kernel::{Place, Rings, Sizes, x_of};

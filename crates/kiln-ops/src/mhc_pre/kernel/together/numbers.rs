@@ -3,6 +3,8 @@
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
+// Kernels have no `is_multiple_of`.
+#![allow(clippy::manual_is_multiple_of)]
 
 use super::exchange::{Exchange, add_up, leave_group};
 use super::kernel::{Inputs, Partials, Place, Rings, Sizes, words_of};
