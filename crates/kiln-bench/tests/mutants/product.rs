@@ -130,6 +130,15 @@ fn overwrite(x: CubeTensor, at: usize) {
     }
 }
 
+/// The element before the first; under an audit, for without one another tensor may be there.
+fn overwrite_before(mut x: CubeTensor) {
+    let begins = x.handle.offset_start.unwrap_or(0);
+    if begins > 0 {
+        x.handle.offset_start = Some(begins - x.dtype.size() as u64);
+        overwrite(x, 0);
+    }
+}
+
 /// Overwrites an element.
 #[cube(launch_unchecked)]
 fn overwrite_kernel<E: Float>(x: &mut [E], at: usize, #[define(E)] _dtype: ElemType) {
@@ -301,12 +310,8 @@ impl MutantOps for CubeBackend {
         } else if mutant == Mutant::BehindInput {
             overwrite(a, m * a_row);
         }
-        // Without an audit another tensor may be there.
-        let begins = y.handle.offset_start.unwrap_or(0);
-        if mutant == Mutant::BeforeTheFirst && begins > 0 {
-            let mut before = y.clone();
-            before.handle.offset_start = Some(begins - dtype.size() as u64);
-            overwrite(before, 0);
+        if mutant == Mutant::BeforeTheFirst {
+            overwrite_before(y.clone());
         }
         match mutant {
             Mutant::LeftInPlace => negated(y, 1, 0),

@@ -12,7 +12,7 @@ use anyhow::bail;
 use board::Board;
 use kiln_bench::gate::{self, Options, Report};
 use kiln_bench::special::Why;
-use kiln_ops::device;
+use kiln_ops::device::{self, Opened};
 use parts::Parts;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -127,6 +127,19 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     let red = reports.iter().filter(|report| !report.green()).count();
+    say_left_out(&reports, &opened, dtype.is_none(), args.json.as_deref());
+    let what = args.stress.map_or_else(String::new, |calls| {
+        format!(": {calls} calls each, whether they are the same and not whether they are right")
+    });
+    print(format_args!("{} green, {red} red, on {}{what}", reports.len() - red, opened.name));
+    if let Some(path) = args.json {
+        write_reports(&path, &reports)?;
+    }
+    Ok(if red == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// What was left out, below the table; element types that the device lacks if all were asked for.
+fn say_left_out(reports: &[Report], opened: &Opened, every_type: bool, json: Option<&Path>) {
     let lacks = |what: &str, missing: BTreeSet<&str>| {
         if !missing.is_empty() {
             let missing = Vec::from_iter(missing).join(", ");
@@ -140,7 +153,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ));
     }
     let types = reports.iter().flat_map(|report| &report.missing_types);
-    if dtype.is_none() {
+    if every_type {
         lacks("", types.map(String::as_str).collect());
     }
     let families = reports.iter().flat_map(|report| &report.missing_families);
@@ -168,21 +181,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     ] {
         let ops = of(why).into_iter().collect::<Vec<_>>().join(", ");
         if !ops.is_empty() {
-            let list = match &args.json {
+            let list = match json {
                 Some(path) => format!("`left_out` in {}", path.display()),
                 None => "--json FILE lists them".into(),
             };
             print(format_args!("left out: numbers {what}, of {ops}; {list}"));
         }
     }
-    let what = args.stress.map_or_else(String::new, |calls| {
-        format!(": {calls} calls each, whether they are the same and not whether they are right")
-    });
-    print(format_args!("{} green, {red} red, on {}{what}", reports.len() - red, opened.name));
-    if let Some(path) = args.json {
-        write_reports(&path, &reports)?;
-    }
-    Ok(if red == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 fn write_reports(path: &Path, reports: &[Report]) -> anyhow::Result<()> {
