@@ -140,11 +140,11 @@ impl HyperConnection {
     /// If `x` has other streams, or `layer` returns another shape or element type.
     #[track_caller]
     pub fn forward(&self, x: Tensor<4>, layer: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Tensor<4> {
-        let MhcPre { h_in, h_post, h_res } = self.read(x.clone());
+        let MhcPre { x, h_in, h_post, h_res } = self.read(x);
         expect(mhc_post(x, layer(h_in), h_post, h_res))
     }
 
-    /// What precedes the layer: its input, and the weights that `mhc_post` takes.
+    /// What precedes the layer: its input, and the streams and weights that `mhc_post` takes.
     ///
     /// # Panics
     ///
@@ -163,7 +163,7 @@ impl HyperConnection {
     ///
     /// If `before` has other streams, or `f` another shape or element type.
     #[track_caller]
-    pub fn read_after(&self, before: MhcPost) -> (Tensor<4>, MhcPre) {
+    pub fn read_after(&self, before: MhcPost) -> MhcPre {
         check_shape("hyper_connection", &before.x, self.streams, self.width);
         let (phi, alpha, bias) = self.weights();
         expect(mhc_post_pre(before, phi, alpha, bias, None, self.options()))
@@ -279,7 +279,7 @@ impl HyperHead {
     pub fn forward_after(&self, before: MhcPost) -> Tensor<3> {
         check_shape("hyper_head", &before.x, self.streams, self.width);
         let (phi, alpha, bias) = self.weights();
-        expect(mhc_post_pre(before, phi, alpha, bias, None, self.options())).1.h_in
+        expect(mhc_post_pre(before, phi, alpha, bias, None, self.options())).h_in
     }
 
     fn options(&self) -> MhcPreOptions {

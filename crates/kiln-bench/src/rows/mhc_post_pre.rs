@@ -110,7 +110,7 @@ impl Operator for Row {
 
     fn run(&self, call: &Call<'_>) -> Result<Vec<Output>, OpError> {
         let (phi, alpha, bias) = (call.float(PHI), call.float(PHI + 1), call.float(PHI + 2));
-        let (y, next) = mhc_post_pre(
+        let next = mhc_post_pre(
             post(call),
             phi,
             alpha,
@@ -119,7 +119,7 @@ impl Operator for Row {
             options(call.attributes),
         )?;
         let small = [next.h_post.into(), next.h_res.into()];
-        Ok([y.into(), next.h_in.into()].into_iter().chain(small).collect())
+        Ok([next.x.into(), next.h_in.into()].into_iter().chain(small).collect())
     }
 
     #[cfg(feature = "cube")]
@@ -135,12 +135,12 @@ impl Operator for Row {
         let (alpha, bias) = (call.float(PHI + 1), call.float(PHI + 2));
         let inputs = (post(call), folded(call), alpha, bias);
         let [b, s, n, d] = inputs.0.x.dims();
-        let next = MhcPre {
+        let cotangents = MhcPre {
+            x: dy[0].clone().reshape([b, s, n, d]),
             h_in: dy[1].clone().reshape([b, s, d]),
             h_post: dy[2].clone().reshape([b, s, n]),
             h_res: dy[3].clone().reshape([b, s, n, n]),
         };
-        let cotangents = (dy[0].clone().reshape([b, s, n, d]), next);
         let y = call.rows(GAMMA + 1).reshape([b, s, n, d]);
         let kept = (y, call.rows(GAMMA + 2), call.rows(GAMMA + 3).flatten(0, 1));
         let of = backend::backward(cotangents, inputs, kept, options(call.attributes));

@@ -63,11 +63,11 @@ impl Stream {
                 Self::Plain { x, delta: Some(layer(y)) }
             }
             (Self::Hyper { x, after }, Some(connection)) => {
-                let (x, next) = match after {
-                    None => (x.clone(), connection.read(x)),
+                let next = match after {
+                    None => connection.read(x),
                     Some(after) => connection.read_after(after.with(x)),
                 };
-                let MhcPre { h_in, h_post, h_res } = next;
+                let MhcPre { x, h_in, h_post, h_res } = next;
                 let f = layer(norm.forward(h_in));
                 Self::Hyper { x, after: Some(After { f, h_post, h_res }) }
             }

@@ -54,9 +54,9 @@ fn streams_go_from_one_connection_to_the_next() {
     let x = random([2, 5, 3, 12]);
     let expected = first.forward(x.clone(), layer);
     let after = second.read(expected.clone());
-    let MhcPre { h_in, h_post, h_res } = first.read(x.clone());
-    let (y, next) = second.read_after(MhcPost { x, f: layer(h_in), h_post, h_res });
-    close(y, expected, 1e-6);
+    let MhcPre { x, h_in, h_post, h_res } = first.read(x);
+    let next = second.read_after(MhcPost { x, f: layer(h_in), h_post, h_res });
+    close(next.x, expected, 1e-6);
     close(next.h_in, after.h_in, 1e-6);
     close(next.h_post, after.h_post, 1e-6);
     close(next.h_res, after.h_res, 1e-6);
@@ -79,7 +79,7 @@ fn the_head_weights_streams_by_the_token() {
     let expected = (x.clone() * weights.unsqueeze_dim::<4>(3)).sum_dim(2).reshape([2, 5, 12]);
     close(head.forward(x.clone()), expected, 1e-5);
 
-    let MhcPre { h_in, h_post, h_res } = connection.read(x.clone());
+    let MhcPre { x, h_in, h_post, h_res } = connection.read(x);
     let last = connection.forward(x.clone(), |x| x.mul_scalar(0.5));
     let after = MhcPost { x, f: h_in.mul_scalar(0.5), h_post, h_res };
     close(head.forward_after(after), head.forward(last), 1e-6);

@@ -3,27 +3,14 @@
 pub use super::kernel::{Backward, Forward};
 
 use super::{MhcPost, OP, kernel};
-use crate::autodiff::{Graph, Maybe, MaybeMetadata, maybe};
+use crate::autodiff::{Graph, Maybe, maybe};
+use crate::mhc_pre::backend::{Outputs, specs};
 use crate::mhc_pre::{self, MhcPre, MhcPreOptions};
 use crate::{mhc_post, tile};
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
-
-/// The streams, h_in, h_post, h_res; if `keep`, y·φᵀ and the inverse root mean squares.
-type Outputs<B> =
-    (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Maybe<B>, Maybe<B>);
-
-/// What the fusion is told of them.
-fn specs(
-    x: &TensorSpec,
-    keep: bool,
-) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec, MaybeMetadata, MaybeMetadata) {
-    let (h_in, h_post, h_res, mix, norm) = mhc_pre::backend::specs(x, keep);
-    (x.clone(), h_in, h_post, h_res, mix, norm)
-}
 
 /// What follows a layer and what precedes the next, differentiable.
 #[allow(clippy::type_complexity)] // The macro wants to see the tuple.
@@ -132,15 +119,15 @@ pub(crate) fn fused(
     bias: Tensor<1>,
     gamma: Option<Tensor<2>>,
     options: MhcPreOptions,
-) -> (Tensor<4>, MhcPre) {
+) -> MhcPre {
     let of = forward(post, mhc_pre::scaled(phi, gamma), alpha, bias, options);
     let (y, h_in, h_post, h_res, ..) = Dispatch::mhc_post_pre(of, false);
-    let next = MhcPre {
+    MhcPre {
+        x: Tensor::from_dispatch(y),
         h_in: Tensor::from_dispatch(h_in),
         h_post: Tensor::from_dispatch(h_post),
         h_res: Tensor::from_dispatch(h_res),
-    };
-    (Tensor::from_dispatch(y), next)
+    }
 }
 
 /// What the forward keeps for [`backward`], past autodiff and without checks: the streams, y·φᵀ as it is stored, and the
@@ -171,14 +158,14 @@ pub struct Gradients {
 /// The gradients through the kernels, past autodiff and without checks, from the cotangents of the streams and of what the
 /// next layer is given. γ is in φ.
 pub fn backward(
-    cotangents: (Tensor<4>, MhcPre),
+    cotangents: MhcPre,
     inputs: (MhcPost, Tensor<2>, Tensor<1>, Tensor<1>),
     kept: (Tensor<4>, Tensor<2>, Tensor<1>),
     options: MhcPreOptions,
 ) -> Gradients {
     let (post, phi, alpha, bias) = inputs;
     let of = forward(post, phi, alpha, bias, options);
-    let (dy, MhcPre { h_in, h_post, h_res }) = cotangents;
+    let MhcPre { x: dy, h_in, h_post, h_res } = cotangents;
     let (y, mix, norm) = (kept.0.into_dispatch(), kept.1.into_dispatch(), kept.2.into_dispatch());
     let backward = Backward {
         of,

@@ -57,7 +57,7 @@ pub fn mhc_post_pre(
     bias: Tensor<1>,
     gamma: Option<Tensor<2>>,
     options: MhcPreOptions,
-) -> Result<(Tensor<4>, MhcPre), OpError> {
+) -> Result<MhcPre, OpError> {
     let MhcPost { x, f, h_post, h_res } = &post;
     mhc_post::check(OP, x, f, h_post, h_res)?;
     mhc_pre::check(OP, x, &phi, &alpha, &bias, gamma.as_ref(), options)?;

@@ -14,8 +14,7 @@ pub fn mhc_post_pre(
     bias: Tensor<1>,
     gamma: Option<Tensor<2>>,
     options: MhcPreOptions,
-) -> (Tensor<4>, MhcPre) {
+) -> MhcPre {
     let MhcPost { x, f, h_post, h_res } = post;
-    let y = mhc_post(x, f, h_post, h_res);
-    (y.clone(), mhc_pre(y, phi, alpha, bias, gamma, options))
+    mhc_pre(mhc_post(x, f, h_post, h_res), phi, alpha, bias, gamma, options)
 }

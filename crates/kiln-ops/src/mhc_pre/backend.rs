@@ -11,17 +11,19 @@ use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::Floa
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 
-/// h_in, h_post, h_res; if `keep`, x·φᵀ and the inverse root mean squares.
-type Outputs<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Maybe<B>, Maybe<B>);
+/// The streams, h_in, h_post, h_res; if `keep`, x·φᵀ and the inverse root mean squares.
+pub(crate) type Outputs<B> =
+    (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Maybe<B>, Maybe<B>);
 
 /// What the fusion is told of them.
 pub(crate) fn specs(
     x: &TensorSpec,
     keep: bool,
-) -> (TensorSpec, TensorSpec, TensorSpec, MaybeMetadata, MaybeMetadata) {
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec, MaybeMetadata, MaybeMetadata) {
     let [b, s, n, d] = x.shape[..] else { unreachable!("rank 4") };
     let f32 = |shape: &[usize]| TensorSpec::new(Shape::from(shape.to_vec()), DType::F32);
     (
+        x.clone(),
         TensorSpec::new(Shape::new([b, s, d]), x.dtype),
         f32(&[b, s, n]),
         f32(&[b, s, n, n]),
@@ -34,13 +36,20 @@ pub(crate) fn specs(
 #[allow(clippy::type_complexity)] // The macro wants to see the tuple.
 #[backend_extension(Cube, Fusion, Autodiff)]
 pub trait MhcPreOps: Backend {
-    /// h_in, h_post and h_res; if `keep`, x·φᵀ and the inverse root mean squares, which a backward needs and under
+    /// x itself, h_in, h_post and h_res; if `keep`, x·φᵀ and the inverse root mean squares, which a backward needs and under
     /// autodiff keeps for itself.
     #[fusion(meta = |of, keep| specs(&of.x, *keep))]
     fn mhc_pre(
         #[extension_type] of: Forward<Self>,
         keep: bool,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, Maybe<Self>, Maybe<Self>);
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        Maybe<Self>,
+        Maybe<Self>,
+    );
 }
 
 /// Its gradients; not differentiable again.
@@ -60,8 +69,9 @@ pub trait MhcPreGradOps: Backend {
 
 impl MhcPreOps for CubeBackend {
     fn mhc_pre(of: Forward<Self>, keep: bool) -> Outputs<Self> {
+        let x = of.x.clone();
         let kernel::Left { h_in, h_post, h_res, mix, norm } = kernel::forward(of);
-        (h_in, h_post, h_res, keep.then_some(mix).into(), keep.then_some(norm).into())
+        (x, h_in, h_post, h_res, keep.then_some(mix).into(), keep.then_some(norm).into())
     }
 }
 
@@ -87,18 +97,18 @@ impl<B: MhcPreOps + MhcPreGradOps, C: CheckpointStrategy> MhcPreOps for Autodiff
                 options,
                 family,
             };
-            let (h_in, h_post, h_res, mix, norm) = B::mhc_pre(of(inputs), wanted.contains(&true));
-            ([h_in, h_post, h_res], move |[dh_in, dh_post, dh_res], inputs| {
+            let keep = wanted.contains(&true);
+            let (x, h_in, h_post, h_res, mix, norm) = B::mhc_pre(of(inputs), keep);
+            ([x, h_in, h_post, h_res], move |[also, dh_in, dh_post, dh_res], inputs| {
                 let [mix, norm] =
                     [mix, norm].map(|kept: Maybe<B>| kept.expect("the forward kept it"));
                 let of = of(inputs);
-                let also = Maybe::None;
                 let of = Backward { of, dh_in, dh_post, dh_res, mix, norm, also, wanted };
                 B::mhc_pre_backward(of).into()
             })
         });
-        let [h_in, h_post, h_res] = outputs;
-        (h_in, h_post, h_res, Maybe::None, Maybe::None)
+        let [x, h_in, h_post, h_res] = outputs;
+        (x, h_in, h_post, h_res, Maybe::None, Maybe::None)
     }
 }
 
@@ -125,8 +135,9 @@ pub(crate) fn fused(
 ) -> MhcPre {
     let phi = super::scaled(phi, gamma);
     let of = forward(x, phi, alpha, bias, options);
-    let (h_in, h_post, h_res, ..) = Dispatch::mhc_pre(of, false);
+    let (x, h_in, h_post, h_res, ..) = Dispatch::mhc_pre(of, false);
     MhcPre {
+        x: Tensor::from_dispatch(x),
         h_in: Tensor::from_dispatch(h_in),
         h_post: Tensor::from_dispatch(h_post),
         h_res: Tensor::from_dispatch(h_res),

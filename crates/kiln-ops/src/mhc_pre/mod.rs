@@ -54,6 +54,9 @@ impl Default for MhcPreOptions {
 /// What [`mhc_pre`](fn@mhc_pre) returns.
 #[derive(Debug, Clone)]
 pub struct MhcPre {
+    /// The streams of which the others are made, `[B, S, n, D]`, for [`mhc_post`](fn@crate::mhc_post::mhc_post). What gradient
+    /// they are given here is added in the pass that makes that of the others; by two tensors x there would be two passes.
+    pub x: Tensor<4>,
     /// The layer's input, `[B, S, D]`, in the element type of x.
     pub h_in: Tensor<3>,
     /// How much of the layer's output each stream gets, `[B, S, n]`, f32.

@@ -21,12 +21,13 @@ pub fn mhc_pre(
         // Burn takes a 0 in a shape for the size that was there.
         let (device, small) = (x.device(), (&x.device(), DType::F32));
         return MhcPre {
+            x,
             h_in: Tensor::zeros([b, s, d], (&device, dtype)),
             h_post: Tensor::zeros([b, s, n], small),
             h_res: Tensor::zeros([b, s, n, n], small),
         };
     }
-    let x = x.cast(DType::F32).reshape([tokens, width]);
+    let (streams, x) = (x.clone(), x.cast(DType::F32).reshape([tokens, width]));
     let phi = super::scaled(phi, gamma);
     let squares = (x.clone() * x.clone()).mean_dim(1);
     let r = squares.add_scalar(norm_eps).sqrt().recip();
@@ -48,6 +49,7 @@ pub fn mhc_pre(
     }
     let h_in: Tensor<2> = (x.reshape([tokens, n, d]) * h_pre).sum_dim(1).reshape([tokens, d]);
     MhcPre {
+        x: streams,
         h_in: h_in.cast(dtype).reshape([b, s, d]),
         h_post: h_post.reshape([b, s, n]),
         h_res: h_res.reshape([b, s, n, n]),

@@ -255,8 +255,8 @@ fn rows_beyond_two_to_the_32() {
         agree("mhc_pre and mhc_post", [width; 2], device, |[x]| {
             let rows = x.dims()[0];
             let x = streams.of(x);
-            let MhcPre { h_in, h_post, h_res } =
-                streams.pre(x.clone(), streams.phi.clone().autodiff());
+            let MhcPre { x, h_in, h_post, h_res } =
+                streams.pre(x, streams.phi.clone().autodiff());
             mhc_post(x, h_in, h_post, h_res).unwrap().reshape([rows, width])
         });
     });
@@ -306,12 +306,12 @@ fn rows_of_several_things_beyond_two_to_the_32() {
             let rows = x.dims()[0];
             // Hopper's pass over all of it wants φ's gradient too.
             let (x, phi) = (streams.of(x), streams.phi.clone().autodiff().require_grad());
-            let MhcPre { h_in, h_post, h_res } = streams.pre(x.clone(), phi.clone());
+            let MhcPre { x, h_in, h_post, h_res } = streams.pre(x, phi.clone());
             let post = MhcPost { x, f: h_in, h_post, h_res };
             let [alpha, bias] = [&streams.alpha, &streams.bias].map(|of| of.clone().autodiff());
             let options = MhcPreOptions::default();
-            let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
-            (y + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
+            let next = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
+            (next.x + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
         });
     });
 }
@@ -361,13 +361,13 @@ fn weights_of_rows_beyond_two_to_the_32() {
         adds_up("mhc_post_pre", [width; 2], streams.phi.clone(), |x, phi| {
             let rows = x.dims()[0];
             let x = streams.of(x);
-            let MhcPre { h_in, h_post, h_res } =
-                streams.pre(x.clone(), streams.phi.clone().autodiff());
+            let MhcPre { x, h_in, h_post, h_res } =
+                streams.pre(x, streams.phi.clone().autodiff());
             let post = MhcPost { x, f: h_in, h_post, h_res };
             let [alpha, bias] = [&streams.alpha, &streams.bias].map(|of| of.clone().autodiff());
             let options = MhcPreOptions::default();
-            let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
-            (y + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
+            let next = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
+            (next.x + next.h_in.unsqueeze_dim::<4>(2)).reshape([rows, width])
         });
         adds_up("mhc_pre", [width, width / STREAMS], streams.phi.clone(), |x, phi| {
             let x = streams.of(x);

@@ -34,7 +34,7 @@ struct Case {
     alpha: Tensor<1>,
     bias: Tensor<1>,
     gamma: Option<Tensor<2>>,
-    cotangents: (Tensor<4>, MhcPre),
+    cotangents: MhcPre,
     held: [Vec<f64>; INPUTS],
     held_cotangents: [Vec<f64>; 4],
     n: usize,
@@ -79,7 +79,7 @@ impl Case {
             alpha,
             bias,
             gamma: gamma.then_some(scales),
-            cotangents: (dy, MhcPre { h_in: dh_in, h_post: dpost, h_res: dres }),
+            cotangents: MhcPre { x: dy, h_in: dh_in, h_post: dpost, h_res: dres },
             held: [x_held, f_held, post, res, phi_held, alpha_held, bias_held, gamma_held],
             held_cotangents: [dy_held, in_held, dpost_held, dres_held],
             n,
@@ -103,7 +103,7 @@ impl Case {
         (outputs, oracle::backward(self.inputs(), self.n, self.options, of))
     }
 
-    fn call(&self, post: MhcPost) -> (Tensor<4>, MhcPre) {
+    fn call(&self, post: MhcPost) -> MhcPre {
         let (phi, alpha, bias) = (self.phi.clone(), self.alpha.clone(), self.bias.clone());
         mhc_post_pre(post, phi, alpha, bias, self.gamma.clone(), self.options).unwrap()
     }
@@ -121,14 +121,14 @@ impl Case {
         let gamma = self.gamma.as_ref().map(|gamma| leaf(gamma, wanted[7]));
         let of = MhcPost { x: x.clone(), f: f.clone(), h_post: post.clone(), h_res: res.clone() };
         let weights = (phi.clone(), alpha.clone(), bias.clone(), gamma.clone());
-        let (y, next) =
+        let next =
             mhc_post_pre(of, weights.0, weights.1, weights.2, weights.3, self.options).unwrap();
-        let MhcPre { h_in, h_post, h_res } = next;
+        let MhcPre { x: y, h_in, h_post, h_res } = next;
         let outputs = [values(&y), values(&h_in), values(&h_post), values(&h_res)];
-        let (dy, of) = self.cotangents.clone();
+        let of = self.cotangents.clone();
         let mut terms = vec![];
         if pulled[0] {
-            terms.push(pull(y, &dy.autodiff()));
+            terms.push(pull(y, &of.x.autodiff()));
         }
         if pulled[1] {
             terms.push(pull(h_in, &of.h_in.autodiff()));
@@ -195,12 +195,12 @@ fn is_post_and_then_pre() {
             for (i, shape) in CASES.iter().enumerate() {
                 let case = Case::new(*shape, false, dtype, 40 + i as u64, &device);
                 let MhcPost { x, f, h_post, h_res } = case.post.clone();
-                let (y, next) = case.call(case.post.clone());
+                let next = case.call(case.post.clone());
                 let expected = mhc_post(x, f, h_post, h_res).unwrap();
                 let what = format!("{shape:?}, {dtype:?}, {device:?}");
-                assert!(values(&y) == values(&expected), "streams of {what}");
+                assert!(values(&next.x) == values(&expected), "streams of {what}");
                 let (phi, alpha, bias) = (case.phi.clone(), case.alpha.clone(), case.bias.clone());
-                let of = mhc_pre(y, phi, alpha, bias, None, case.options).unwrap();
+                let of = mhc_pre(next.x, phi, alpha, bias, None, case.options).unwrap();
                 let near = |found: Vec<f64>, expected: Vec<f64>, dtype, name: &str| {
                     assert_near(&found, &expected, dtype, 100, &format!("{name} of {what}"));
                 };
@@ -263,13 +263,13 @@ fn tokens_do_not_depend_on_those_before() {
             let case = Case::new(([1, tokens, n, d], 3), false, DType::BF16, 1, &device);
             let call = |first: usize, last: usize| {
                 let MhcPost { x, f, h_post, h_res } = case.post.clone();
-                let (y, next) = case.call(MhcPost {
+                let next = case.call(MhcPost {
                     x: x.slice([0..1, first..last]),
                     f: f.slice([0..1, first..last]),
                     h_post: h_post.slice([0..1, first..last]),
                     h_res: h_res.slice([0..1, first..last]),
                 });
-                [values(&y), values(&next.h_in), values(&next.h_post), values(&next.h_res)]
+                [values(&next.x), values(&next.h_in), values(&next.h_post), values(&next.h_res)]
             };
             let (all, plans) = plans::listen(|| call(0, tokens));
             assert!(plans.iter().any(|plan| plan.starts_with("mhc_post_pre once")), "{plans:?}");
@@ -359,9 +359,9 @@ fn gradient_checkpointing() {
         };
         let (phi, alpha) = (on(&case.phi, &checkpointing), on(&case.alpha, &checkpointing));
         let bias = on(&case.bias, &checkpointing);
-        let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, case.options).unwrap();
-        let (dy, of) = &case.cotangents;
-        let loss = pull(y.mul_scalar(1.0), &on(dy, &checkpointing))
+        let next = mhc_post_pre(post, phi, alpha, bias, None, case.options).unwrap();
+        let of = &case.cotangents;
+        let loss = pull(next.x.mul_scalar(1.0), &on(&of.x, &checkpointing))
             + pull(next.h_in.mul_scalar(1.0), &on(&of.h_in, &checkpointing));
         let grads = loss.backward();
         assert_near(&values(&x.grad(&grads).unwrap()), &dx, DType::F32, 100, "dx");
@@ -381,8 +381,8 @@ fn no_tokens() {
         let (phi, alpha) = (Tensor::zeros([24, 32], &device), Tensor::zeros([3], &device));
         let bias = Tensor::zeros([24], &device);
         let options = MhcPreOptions::default();
-        let (y, next) = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
-        assert_eq!(y.dims(), [2, 0, 4, 8]);
+        let next = mhc_post_pre(post, phi, alpha, bias, None, options).unwrap();
+        assert_eq!(next.x.dims(), [2, 0, 4, 8]);
         assert_eq!(next.h_in.dims(), [2, 0, 8]);
         assert_eq!(next.h_post.dims(), [2, 0, 4]);
         assert_eq!(next.h_res.dims(), [2, 0, 4, 4]);

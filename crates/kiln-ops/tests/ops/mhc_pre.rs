@@ -104,7 +104,7 @@ impl Case {
         let (alpha, bias) = (leaf(&self.alpha, wanted[2]), leaf(&self.bias, wanted[3]));
         let gamma = self.gamma.as_ref().map(|gamma| leaf(gamma, wanted[4]));
         let inputs = (x.clone(), phi.clone(), alpha.clone(), bias.clone(), gamma.clone());
-        let MhcPre { h_in, h_post, h_res } =
+        let MhcPre { h_in, h_post, h_res, .. } =
             mhc_pre(inputs.0, inputs.1, inputs.2, inputs.3, inputs.4, self.options).unwrap();
         let outputs = [values(&h_in), values(&h_post), values(&h_res)];
         let (dh_in, dh_post, dh_res) = self.cotangents.clone();
@@ -159,6 +159,47 @@ fn matches_float64() {
                 let case = Case::new(*shape, i % 2 == 0, dtype, i as u64, &device);
                 let what = format!("{shape:?}, {dtype:?}, {device:?}");
                 case.check([true; 5], [true; 3], dtype, &what);
+            }
+        }
+    }
+}
+
+/// The streams that are handed on are x, and what gradient they are given is added to that of the others.
+#[test]
+fn streams_are_handed_on_with_their_gradient() {
+    for device in devices() {
+        for dtype in dtypes(&device) {
+            // On Hopper cubes go round their rings, too.
+            let hopper = device::hardware(&device).is_some_and(|it| it.wgmma);
+            let long = hopper.then_some(([1, 2400, 4, 136], 1));
+            for (i, shape) in CASES.iter().step_by(3).chain(&long).enumerate() {
+                let case = Case::new(*shape, false, dtype, 60 + i as u64, &device);
+                let count = case.held[0].len();
+                let (dx, dx_held) =
+                    tensor(&numbers(count, 70 + i as u64, 0.1), shape.0, dtype, &device);
+                let (_, [of_others, ..]) = case.expected([true, false, true]);
+                for others in [false, true] {
+                    let x = case.x.clone().autodiff().require_grad();
+                    let phi = case.phi.clone().autodiff().require_grad();
+                    let (alpha, bias) = (case.alpha.clone(), case.bias.clone());
+                    let (alpha, bias) = (alpha.autodiff(), bias.autodiff());
+                    let of = mhc_pre(x.clone(), phi, alpha, bias, None, case.options).unwrap();
+                    let what = format!("{shape:?}, {dtype:?}, {others}, {device:?}");
+                    assert!(values(&of.x) == case.held[0], "{what}");
+                    let mut loss = pull(of.x, &dx.clone().autodiff());
+                    if others {
+                        let (dh_in, _, dh_res) = case.cotangents.clone();
+                        loss = loss + pull(of.h_in, &dh_in.autodiff());
+                        loss = loss + pull(of.h_res, &dh_res.autodiff());
+                    }
+                    let found = values(&x.grad(&loss.backward()).unwrap());
+                    if others {
+                        let both = dx_held.iter().zip(&of_others).map(|(a, b)| a + b);
+                        assert_near(&found, &both.collect::<Vec<_>>(), dtype, 400, &what);
+                    } else {
+                        assert!(found == dx_held, "{what}");
+                    }
+                }
             }
         }
     }

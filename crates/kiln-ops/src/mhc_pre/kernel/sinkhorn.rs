@@ -1,7 +1,7 @@
 //! Sinkhorn's iteration over one matrix in registers, there and back.
 //!
 //! The way back needs each matrix that was divided. They are not kept: the sums are, and the matrices made again by
-//! multiplying with them. On CUDA lines are multiplied with reciprocals: a division takes ten instructions and a branch.
+//! multiplying with them. It takes g·a back, for each element of a matrix a and its gradient g, which takes fewer steps. On CUDA lines are multiplied with reciprocals: a division takes ten instructions and a branch.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
@@ -108,48 +108,66 @@ pub(super) fn divide(
     sums
 }
 
-/// Takes the gradient of what a division made to that of what was divided, and so the matrix.
+/// Multiplies elements, as gradients are taken back: a division by s leaves (g − Σ g·a) / s of a gradient g, and of h = g·a
+/// h − a·Σ h, which is no division.
+#[cube]
+pub(super) fn times(g: &mut Array<f32>, a: &Array<f32>, #[comptime] n: usize) {
+    #[unroll]
+    for i in 0..comptime!(n * n) {
+        g[i] *= a[i];
+    }
+}
+
+/// Takes h of what a division made to that of what was divided, and so the matrix.
 #[cube]
 pub(super) fn undivide(
-    g: &mut Array<f32>,
+    h: &mut Array<f32>,
     a: &mut Array<f32>,
     sums: &Array<f32>,
     #[comptime] n: usize,
     #[comptime] rows: bool,
-    #[comptime] ptx: bool,
 ) {
     #[unroll]
     for line in 0..n {
-        let mut along = f32::new(0.0);
+        let mut along = h[comptime!(place(line, 0, n, rows))];
         #[unroll]
-        for i in 0..n {
-            let at = comptime!(place(line, i, n, rows));
-            along += g[at] * a[at];
+        for i in 1..n {
+            along += h[comptime!(place(line, i, n, rows))];
         }
-        let divisor = divisor(sums[line], ptx);
         #[unroll]
         for i in 0..n {
             let at = comptime!(place(line, i, n, rows));
-            g[at] = over(g[at] - along, divisor, ptx);
+            h[at] = fma(-along, a[at], h[at]);
             a[at] *= sums[line];
         }
     }
 }
 
-/// Takes the gradient of each row's softmax p to that of the logits.
+/// Takes h of each row's softmax p plus eps to the gradient of the logits.
 #[cube]
-pub(super) fn unsoftmax(g: &mut Array<f32>, p: &Array<f32>, #[comptime] n: usize) {
+pub(super) fn unsoftmax(
+    h: &mut Array<f32>,
+    p: &Array<f32>,
+    eps: f32,
+    #[comptime] n: usize,
+    #[comptime] ptx: bool,
+) {
     #[unroll]
     for row in 0..n {
         let mut along = f32::new(0.0);
         #[unroll]
         for i in 0..n {
-            along += g[comptime!(row * n + i)] * p[comptime!(row * n + i)];
+            let at = comptime!(row * n + i);
+            // p·g. Where both are nothing h is.
+            let sum = p[at] + eps;
+            let part = over(p[at], divisor(sum, ptx), ptx);
+            h[at] *= select(sum >= f32::MIN_POSITIVE, part, 1.0f32);
+            along += h[at];
         }
         #[unroll]
         for i in 0..n {
             let at = comptime!(row * n + i);
-            g[at] = p[at] * (g[at] - along);
+            h[at] = fma(-along, p[at], h[at]);
         }
     }
 }

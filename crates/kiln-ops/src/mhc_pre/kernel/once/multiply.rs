@@ -147,8 +147,7 @@ pub(super) fn multiply(
         let weights = place.base
             + comptime!(once.weights_at() as u32)
             + state.stage * comptime!(once.weight_bytes() as u32);
-        // Of the streams before they are mixed, and of the layer's output.
-        let mut before = Array::<Vector<u32, Const<4>>>::new(comptime!(once.streams + 1));
+        let mut mixed = Array::<Vector<u32, Const<4>>>::new(once.streams);
         let mut sums = Array::<Vector<f32, Const<4>>>::new(eights);
         #[unroll]
         for e in 0..eights {
@@ -166,14 +165,10 @@ pub(super) fn multiply(
             if comptime!(once.mixes) {
                 let stream = comptime!(m % once.streams);
                 if comptime!(stream == 0) {
-                    if there {
-                        fetch_slice(&mut before, stage, step / 4, once);
-                    }
-                    // All lanes have read what is written over below.
-                    sync_plane();
+                    // All of them before the first is stored: no number of theirs is waited for after.
+                    mix_streams(&mut mixed, stage, step / 4, weights, there, once);
                 }
-                let mixed = mix_stream(&before, weights, stream, once);
-                a[0] = select(there, mixed, Vector::new(0u32));
+                a[0] = mixed[stream];
                 if there {
                     let of_box = step / 4 * comptime!(once.box_bytes() as u32);
                     store_matrices(stage + of_box, a[0]);
@@ -200,6 +195,10 @@ pub(super) fn multiply(
                 }
             }
         }
+        if comptime!(once.mixes) {
+            // Here it waits for what was stored while tensor cores multiply.
+            async_proxy_fence();
+        }
         let side = number % comptime!(once.sides as u32);
         sides.vacant(side, number / comptime!(once.sides as u32));
         let side_at = comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32);
@@ -221,9 +220,6 @@ pub(super) fn multiply(
                 shared[(row + comptime!(8 * eights as u32)) as usize] = square;
             }
         }
-        if comptime!(once.mixes) {
-            async_proxy_fence();
-        }
         sync_plane();
         if lane == 0 {
             sides.arrive(number % comptime!(OWNERS as u32));
@@ -232,23 +228,36 @@ pub(super) fn multiply(
     }
 }
 
-/// The fragments of a warp's columns: of the streams of a box, which is number `first` among those of all streams, and of the
-/// layer's output.
+/// The fragments of all streams after the layer, of a warp's columns: the box of the first stream is number `first` among those of
+/// all streams. Zero where there are no such columns.
 #[cube]
-fn fetch_slice(
-    before: &mut Array<Vector<u32, Const<4>>>,
+fn mix_streams(
+    mixed: &mut Array<Vector<u32, Const<4>>>,
     stage: u32,
     first: u32,
+    weights: u32,
+    there: bool,
     #[comptime] once: Once,
 ) {
     let (n, bytes) = comptime!((once.streams, once.box_bytes() as u32));
-    #[unroll]
-    for i in 0..n {
-        before[i] = load_matrices(stage + first * bytes + comptime!(i as u32 * bytes), false);
+    // Of the streams before, and of the layer's output.
+    let mut before = Array::<Vector<u32, Const<4>>>::new(comptime!(n + 1));
+    if there {
+        #[unroll]
+        for i in 0..n {
+            before[i] = load_matrices(stage + first * bytes + comptime!(i as u32 * bytes), false);
+        }
+        let within = first / comptime!(n as u32);
+        let behind = comptime!((n * once.boxes) as u32 * bytes);
+        before[n] = load_matrices(stage + behind + within * bytes, false);
     }
-    let within = first / comptime!(n as u32);
-    let behind = comptime!((n * once.boxes) as u32 * bytes);
-    before[n] = load_matrices(stage + behind + within * bytes, false);
+    #[unroll]
+    for stream in 0..n {
+        let of_stream = mix_stream(&before, weights, stream, once);
+        mixed[stream] = select(there, of_stream, Vector::new(0u32));
+    }
+    // All lanes have read what is written over.
+    sync_plane();
 }
 
 /// The fragment of a stream after the layer, rounded as it is stored: h_post·f, and h_res·x added in the order of streams.

@@ -141,15 +141,16 @@ fn back_through_sinkhorn(
         let columns = sinkhorn::divide(&mut a, sizes.hc_eps, n, false, ptx);
         keep(sums, &columns, 2 * repeat - 1, &place, n);
     }
+    sinkhorn::times(g, &a, n);
     for back in 1..sizes.repeats {
         let repeat = sizes.repeats - back;
         let columns = kept_sums(&*sums, 2 * repeat - 1, &place, n);
-        sinkhorn::undivide(g, &mut a, &columns, n, false, ptx);
+        sinkhorn::undivide(g, &mut a, &columns, n, false);
         let rows = kept_sums(&*sums, 2 * repeat - 2, &place, n);
-        sinkhorn::undivide(g, &mut a, &rows, n, true, ptx);
+        sinkhorn::undivide(g, &mut a, &rows, n, true);
     }
-    sinkhorn::undivide(g, &mut a, &first, n, false, ptx);
-    sinkhorn::unsoftmax(g, &p, n);
+    sinkhorn::undivide(g, &mut a, &first, n, false);
+    sinkhorn::unsoftmax(g, &p, sizes.hc_eps, n, ptx);
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
