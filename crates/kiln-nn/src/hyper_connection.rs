@@ -128,8 +128,8 @@ fn check_shape(layer: &str, x: &Tensor<4>, n: usize, width: usize) {
 
 /// `[B, S, width]` as so many equal streams, `[B, S, n, width]`.
 pub fn streams(x: Tensor<3>, n: usize) -> Tensor<4> {
-    // The addition writes them. What is only expanded every kernel that wants streams in one piece would copy for itself.
-    x.unsqueeze_dim::<4>(2).repeat_dim(2, n).add_scalar(0.0)
+    // A view. On Hopper nobody writes them; elsewhere `mhc_pre` does, and hands them on.
+    x.unsqueeze_dim::<4>(2).repeat_dim(2, n)
 }
 
 impl HyperConnection {

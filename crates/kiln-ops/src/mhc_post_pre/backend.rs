@@ -53,9 +53,8 @@ pub trait MhcPostPreGradOps: Backend {
 
 impl MhcPostPreOps for CubeBackend {
     fn mhc_post_pre(of: Forward<Self>, keep: bool) -> Outputs<Self> {
-        let (y, left) = kernel::forward(of);
-        let mhc_pre::kernel::Left { h_in, h_post, h_res, mix, norm } = left;
-        (y, h_in, h_post, h_res, keep.then_some(mix).into(), keep.then_some(norm).into())
+        let mhc_pre::kernel::Left { x, h_in, h_post, h_res, mix, norm } = kernel::forward(of);
+        (x, h_in, h_post, h_res, keep.then_some(mix).into(), keep.then_some(norm).into())
     }
 }
 

@@ -59,12 +59,12 @@ pub struct Backward<B: Backend> {
 }
 
 /// The streams after the layer, and what precedes the next one.
-pub(super) fn forward(of: Forward<CubeBackend>) -> (CubeTensor, mhc_pre::kernel::Left) {
+pub(super) fn forward(of: Forward<CubeBackend>) -> mhc_pre::kernel::Left {
     let Forward { post, phi, alpha, bias, options, family } = of;
-    let y = launch::output(&post.x, post.op, "y", post.x.meta.shape().clone(), post.x.dtype);
-    let (op, x) = (post.op, y.clone());
+    let op = post.op;
+    let x = launch::output(&post.x, op, "y", post.x.meta.shape().clone(), post.x.dtype);
     let of = mhc_pre::kernel::Forward { op, x, phi, alpha, bias, options, family };
-    (y, mhc_pre::kernel::forward_after(post, of))
+    mhc_pre::kernel::forward_after(post, of)
 }
 
 /// Those gradients that are wanted.

@@ -69,8 +69,7 @@ pub trait MhcPreGradOps: Backend {
 
 impl MhcPreOps for CubeBackend {
     fn mhc_pre(of: Forward<Self>, keep: bool) -> Outputs<Self> {
-        let x = of.x.clone();
-        let kernel::Left { h_in, h_post, h_res, mix, norm } = kernel::forward(of);
+        let kernel::Left { x, h_in, h_post, h_res, mix, norm } = kernel::forward(of);
         (x, h_in, h_post, h_res, keep.then_some(mix).into(), keep.then_some(norm).into())
     }
 }

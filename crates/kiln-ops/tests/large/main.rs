@@ -255,8 +255,7 @@ fn rows_beyond_two_to_the_32() {
         agree("mhc_pre and mhc_post", [width; 2], device, |[x]| {
             let rows = x.dims()[0];
             let x = streams.of(x);
-            let MhcPre { x, h_in, h_post, h_res } =
-                streams.pre(x, streams.phi.clone().autodiff());
+            let MhcPre { x, h_in, h_post, h_res } = streams.pre(x, streams.phi.clone().autodiff());
             mhc_post(x, h_in, h_post, h_res).unwrap().reshape([rows, width])
         });
     });
@@ -361,8 +360,7 @@ fn weights_of_rows_beyond_two_to_the_32() {
         adds_up("mhc_post_pre", [width; 2], streams.phi.clone(), |x, phi| {
             let rows = x.dims()[0];
             let x = streams.of(x);
-            let MhcPre { x, h_in, h_post, h_res } =
-                streams.pre(x, streams.phi.clone().autodiff());
+            let MhcPre { x, h_in, h_post, h_res } = streams.pre(x, streams.phi.clone().autodiff());
             let post = MhcPost { x, f: h_in, h_post, h_res };
             let [alpha, bias] = [&streams.alpha, &streams.bias].map(|of| of.clone().autodiff());
             let options = MhcPreOptions::default();

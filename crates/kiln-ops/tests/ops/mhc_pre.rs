@@ -205,6 +205,44 @@ fn streams_are_handed_on_with_their_gradient() {
     }
 }
 
+/// Streams of which one stands for all are what they are written out, bit for bit: in what is made of them here and by
+/// mhc_post_pre, and in gradients.
+#[test]
+fn one_stream_may_stand_for_all() {
+    for device in kernel_devices() {
+        for dtype in dtypes(&device) {
+            let hopper = device::hardware(&device).is_some_and(|it| it.wgmma);
+            let large = hopper.then_some([1, 2400, 4, 256]);
+            for [b, s, n, d] in [[2, 5, 3, 256], [1, 1, 2, 40]].into_iter().chain(large) {
+                let case = Case::new(([b, s, n, d], 2), false, dtype, 80, &device);
+                let run = |written: bool| {
+                    let one = case.x.clone().narrow(2, 0, 1);
+                    let one = one.autodiff().require_grad();
+                    let x = one.clone().expand([b, s, n, d]);
+                    let x = if written { x.add_scalar(0.0) } else { x };
+                    let [phi, alpha, bias] =
+                        [case.phi.clone().flatten(0, 1), case.alpha.clone(), case.bias.clone()]
+                            .map(|of: Tensor<1>| of.autodiff().require_grad());
+                    let of_phi: Tensor<2> = phi.clone().reshape(case.phi.dims());
+                    let (a, b, options) = (alpha.clone(), bias.clone(), case.options);
+                    let MhcPre { x, h_in, h_post, h_res } =
+                        mhc_pre(x, of_phi.clone(), a.clone(), b.clone(), None, options).unwrap();
+                    let first = [values(&h_in), values(&h_post), values(&h_res)];
+                    let post = MhcPost { x, f: h_in, h_post, h_res };
+                    let next = mhc_post_pre(post, of_phi, a, b, None, options).unwrap();
+                    let second = [values(&next.x), values(&next.h_in)];
+                    let loss = pull(next.x, &case.x.clone().autodiff())
+                        + pull(next.h_in, &case.cotangents.0.clone().autodiff());
+                    let grads = loss.backward();
+                    let of = [phi, alpha, bias].map(|of| values(&of.grad(&grads).unwrap()));
+                    (first, second, of, values(&one.grad(&grads).unwrap()))
+                };
+                assert!(run(true) == run(false), "{n} of {d}, {dtype:?}, {device:?}");
+            }
+        }
+    }
+}
+
 /// Gradients beyond what f16 holds, as losses are scaled for it, and far below 1.
 #[test]
 fn gradients_of_f16_may_be_large_or_small() {

@@ -90,6 +90,8 @@ type Post = mhc_post::kernel::Forward<CubeBackend>;
 
 /// What the forward leaves.
 pub(crate) struct Left {
+    /// The streams that were read, in one piece if they had to be copied.
+    pub(crate) x: CubeTensor,
     pub(crate) h_in: CubeTensor,
     pub(crate) h_post: CubeTensor,
     pub(crate) h_res: CubeTensor,
@@ -147,12 +149,47 @@ fn flat(x: CubeTensor, d: Dims) -> CubeTensor {
     reshape(into_contiguous(x), Shape::new([d.tokens, d.streams * d.width]))
 }
 
-pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
-    let x = into_contiguous(of.x);
-    run(Forward { x, ..of }, None)
+/// Streams that lie one after the other, or of which one stands for all, as those with which a model begins.
+#[derive(Clone)]
+struct Streams {
+    tensor: CubeTensor,
+    /// From a stream to the next and from a token to the next.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // TMA alone reads by these
+    strides: [usize; 2],
 }
 
-/// The same of the streams that a layer leaves: x of `of` is contiguous, and is written too.
+impl Streams {
+    /// Of `[B, S, n, D]`, if they lie so.
+    fn find(x: &CubeTensor, d: Dims) -> Option<Self> {
+        if x.is_contiguous() {
+            return Some(Self::one_after_the_other(x.clone(), d));
+        }
+        let (shape, strides) = (x.meta.shape(), x.meta.strides());
+        let one_for_all = [shape[1] * d.width, d.width, 0, 1];
+        let lies_so = (0..4).all(|i| shape[i] == 1 || strides[i] == one_for_all[i]);
+        lies_so.then(|| Self { tensor: x.clone(), strides: [0, d.width] })
+    }
+
+    /// A copy if they do not.
+    fn new(x: CubeTensor, d: Dims) -> Self {
+        Self::find(&x, d).unwrap_or_else(|| Self::one_after_the_other(x, d))
+    }
+
+    /// A copy if they are not.
+    fn one_after_the_other(x: CubeTensor, d: Dims) -> Self {
+        Self { tensor: into_contiguous(x), strides: [d.width, d.streams * d.width] }
+    }
+
+    fn flat(self, d: Dims) -> CubeTensor {
+        flat(self.tensor, d)
+    }
+}
+
+pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
+    run(of, None)
+}
+
+/// The same of the streams that a layer leaves: x of `of` is contiguous, and is written, too.
 pub(crate) fn forward_after(post: Post, of: Forward<CubeBackend>) -> Left {
     // Streams that are not contiguous go to two launches as they are.
     let Post { op, x, f, h_post, h_res } = post;
@@ -173,21 +210,24 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
     let h_in = launch::output(&streams, op, "h_in", Shape::new([b, s, width]), streams.dtype);
     if d.tokens == 0 {
         let mix = f32("mix", &[0, d.rows]);
-        return Left { h_in, h_post, h_res, mix, norm };
+        return Left { x: streams, h_in, h_post, h_res, mix, norm };
     }
-    let x = flat(streams.clone(), d);
+    let mut x = Streams::new(streams, d);
     let phi = into_contiguous(phi);
     let plan_for = |before: Option<&Post>| {
-        once::Plan::new([&x, &phi, &h_in], before, d, options.sinkhorn > 0, family)
+        once::Plan::new([&x.tensor, &phi, &h_in], before, d, options.sinkhorn > 0, family)
     };
     let mut plan = plan_for(before.as_ref());
     if let Some(post) = before.take_if(|_| plan.is_none()) {
-        mhc_post::kernel::launch_forward(post, &streams);
+        mhc_post::kernel::launch_forward(post, &x.tensor);
         plan = plan_for(None);
+    }
+    if plan.is_none() {
+        x = Streams::one_after_the_other(x.tensor, d);
     }
     let mix = match plan {
         Some(_) => f32("mix", &[d.tokens, d.rows]),
-        None => parts::mix(op, x.clone(), phi.clone(), d, family),
+        None => parts::mix(op, x.clone().flat(d), phi.clone(), d, family),
     };
     let given = token::Given {
         mix: &mix,
@@ -200,11 +240,11 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
     match plan {
         Some(plan) => plan.run(&x, before.as_ref(), &phi, &given, [&h_in, &h_post, &h_res]),
         None => {
-            apply::launch(x, &given, &h_in);
+            apply::launch(x.clone().flat(d), &given, &h_in);
             token::forward(&given, &h_post, &h_res);
         }
     }
-    Left { h_in, h_post, h_res, mix, norm }
+    Left { x: x.tensor, h_in, h_post, h_res, mix, norm }
 }
 
 /// dx, dφ, dα and dbias, those that are wanted.
@@ -227,7 +267,7 @@ pub(crate) fn backward_through(
     }
     let also = also.option().map(|also| flat(also, d));
     let shape = x.meta.shape().clone();
-    let x = flat(x, d);
+    let x = Streams::new(x, d);
     let dh_in = dh_in.option().map(into_contiguous);
     let given = token::Given {
         mix: &mix,
@@ -240,21 +280,23 @@ pub(crate) fn backward_through(
     let phi = into_contiguous(phi);
     let plan = match (&dh_in, wanted) {
         (Some(dh_in), [true, true, ..]) => {
-            together::Plan::new([&x, dh_in], also.as_ref(), before, d, family)
+            together::Plan::new([&x.tensor, dh_in], also.as_ref(), before, d, family)
         }
         _ => None,
     };
-    let later = plan.is_some();
-    let dots = dh_in.as_ref().filter(|_| !later).map(|dh_in| dots::launch(op, &x, dh_in, d));
     let (post, res) = (dh_post.option().map(into_contiguous), dh_res.option().map(into_contiguous));
-    let back = token::backward(op, &given, token::Cotangents { dots, later, post, res });
     if let (Some(plan), Some(dh_in)) = (plan, &dh_in) {
+        let cotangents = token::Cotangents { dots: None, later: true, post, res };
+        let back = token::backward(op, &given, cotangents);
         let Made { dphi, totals: [dalpha, dbias], dx, layer } =
-            plan.run(op, [&x, &phi, dh_in], &given, &back, also.as_ref(), shape);
+            plan.run(op, &x, [&phi, dh_in], &given, &back, also.as_ref(), shape);
         let [dalpha, dbias] = [wanted[2].then_some(dalpha), wanted[3].then_some(dbias)];
         return ([dx, Some(dphi), dalpha, dbias], layer);
     }
-    let token::Back { dm, along, weights, sums, .. } = back;
+    let x = x.flat(d);
+    let dots = dh_in.as_ref().map(|dh_in| dots::launch(op, &x, dh_in, d));
+    let cotangents = token::Cotangents { dots, later: false, post, res };
+    let token::Back { dm, along, weights, sums, .. } = token::backward(op, &given, cotangents);
     let [dalpha, dbias] = sums.add_up(op, [wanted[2], wanted[3]]);
     let dx = wanted[0].then(|| launch::output(&x, op, "grad.x", shape, x.dtype));
     if let Some(dx) = &dx {

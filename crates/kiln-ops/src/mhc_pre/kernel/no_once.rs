@@ -1,7 +1,7 @@
 //! What stands for the kernel that reads x once where the build has no CUDA: it takes nothing.
 
 use super::token::Given;
-use super::{Dims, Post};
+use super::{Dims, Post, Streams};
 use crate::tile::Family;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -20,7 +20,7 @@ impl Plan {
 
     pub(super) fn run(
         self,
-        _: &CubeTensor,
+        _: &Streams,
         _: Option<&Post>,
         _: &CubeTensor,
         _: &Given<'_>,

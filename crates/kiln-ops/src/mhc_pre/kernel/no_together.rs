@@ -1,6 +1,6 @@
 //! What stands for the kernel that makes dx and dφ together where the build has no CUDA: it takes nothing.
 
-use super::{Dims, Made, Post, token};
+use super::{Dims, Made, Post, Streams, token};
 use crate::tile::Family;
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
@@ -21,7 +21,8 @@ impl Plan {
     pub(super) fn run(
         self,
         _: &'static str,
-        _: [&CubeTensor; 3],
+        _: &Streams,
+        _: [&CubeTensor; 2],
         _: &token::Given<'_>,
         _: &token::Back,
         _: Option<&CubeTensor>,

@@ -26,7 +26,7 @@ mod plan;
 mod weight;
 
 use super::token::Given;
-use super::{Dims, Post, hopper};
+use super::{Dims, Post, Streams, hopper};
 use crate::launch;
 use crate::mhc_pre::OP;
 use crate::tile::Family;
@@ -45,7 +45,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For x as `[T, n·D]`, φ and h_in, if this kernel takes them; x is mixed of what was `before`.
+    /// For x, φ and h_in, if this kernel takes them; x is mixed of what was `before`.
     pub(super) fn new(
         [x, phi, h_in]: [&CubeTensor; 3],
         before: Option<&Post>,
@@ -61,7 +61,7 @@ impl Plan {
             // Weights come in sixteens of bytes.
             let whole = (d.tokens * d.streams).is_multiple_of(4);
             let weights = [h_post, h_res].into_iter().all(launch::begins_at_16);
-            if !whole || !weights || !x.is_contiguous() || !hopper(&[x, f], d, family) {
+            if !whole || !weights || Streams::find(x, d).is_none() || !hopper(&[x, f], d, family) {
                 return None;
             }
         }
@@ -77,13 +77,14 @@ impl Plan {
     /// Writes h_in, h_post and h_res, and what `given` names: x·φᵀ and the norms; and x, if it is mixed.
     pub(super) fn run(
         self,
-        x: &CubeTensor,
+        streams: &Streams,
         before: Option<&Post>,
         phi: &CubeTensor,
         given: &Given<'_>,
         [h_in, h_post, h_res]: [&CubeTensor; 3],
     ) {
         let Self { once, groups } = self;
+        let x = &streams.tensor;
         let (d, options, client) = (given.d, given.options, &x.client);
         let parts = if once.clustered() {
             launch::unused(x, DType::F32)
@@ -107,10 +108,9 @@ impl Plan {
         ];
         launch::plans::note(name, &(&once, address), &ways);
         let shape = [d.streams, d.tokens, d.width];
-        let strides = [d.width, d.streams * d.width];
         // Longer pieces in the cache than are asked for took 4 % longer.
-        let streams = |of: &CubeTensor| {
-            map_of_boxes(of, shape, strides, [d.streams, TOKENS])
+        let of_streams = |of: &Streams| {
+            map_of_boxes(&of.tensor, shape, of.strides, [d.streams, TOKENS])
                 .with_prefetch(TensorMapPrefetch::B128)
         };
         let layer = |of: &CubeTensor| {
@@ -120,11 +120,12 @@ impl Plan {
         // What there is not, is not touched.
         let (x_map, layer, weights) = match before {
             Some(Post { x, f, h_post, h_res, .. }) => {
-                (streams(x), layer(f), [h_post.clone(), h_res.clone()])
+                let before = Streams::find(x, d).expect("the plan looked");
+                (of_streams(&before), layer(f), [h_post.clone(), h_res.clone()])
             }
             None => {
                 let unused = launch::unused(x, DType::F32);
-                (streams(x), layer(h_in), [unused.clone(), unused])
+                (of_streams(streams), layer(h_in), [unused.clone(), unused])
             }
         };
         let [layer_post, layer_res] = weights;
@@ -159,7 +160,7 @@ impl Plan {
                     false => launch::kept::counters(client, "mhc_pre", COUNTERS),
                 },
                 layer,
-                streams(x),
+                of_streams(streams),
                 layer_post.into_buffer_arg(),
                 layer_res.into_buffer_arg(),
                 sizes,

@@ -19,7 +19,7 @@ mod plan;
 mod products;
 mod sums;
 
-use super::{Dims, Made, Post, flat, hopper, token};
+use super::{Dims, Made, Post, Streams, hopper, token};
 use crate::launch;
 use crate::tile::Family;
 use crate::tile::cuda::maps::map;
@@ -33,9 +33,9 @@ use kernel::{InputsLaunch, PartialsLaunch, SizesLaunch, together_kernel};
 use plan::{BOX, Beside, COUNTERS, TOKENS, Together};
 use sums::{Left, Sums};
 
-/// The layer before, whose streams and output made x: as `[T, n·D]` and `[T, D]`, and its h_post and h_res.
+/// The layer before, whose streams and output made x, and its h_post and h_res.
 struct Before {
-    x: CubeTensor,
+    x: Streams,
     f: CubeTensor,
     h_post: CubeTensor,
     h_res: CubeTensor,
@@ -52,7 +52,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For x as `[T, n·D]`, if this kernel takes it.
+    /// For x, if this kernel takes it.
     pub(super) fn new(
         [x, dh_in]: [&CubeTensor; 2],
         also: Option<&CubeTensor>,
@@ -66,9 +66,9 @@ impl Plan {
         {
             let Post { x, f, h_post, h_res, .. } = before.clone();
             let shape = x.meta.shape().clone();
-            let x = flat(x, d);
+            let x = Streams::new(x, d);
             let [f, h_post, h_res] = [f, h_post, h_res].map(into_contiguous);
-            if [&x, &f].into_iter().all(launch::begins_at_16) {
+            if [&x.tensor, &f].into_iter().all(launch::begins_at_16) {
                 return Some(Self { before: Some(Before { x, f, h_post, h_res, shape }), ..plan });
             }
         }
@@ -98,7 +98,8 @@ impl Plan {
     pub(super) fn run(
         self,
         op: &'static str,
-        [x, phi, dh_in]: [&CubeTensor; 3],
+        streams: &Streams,
+        [phi, dh_in]: [&CubeTensor; 2],
         given: &token::Given<'_>,
         of: &token::Back,
         also: Option<&CubeTensor>,
@@ -106,6 +107,7 @@ impl Plan {
     ) -> Made {
         let Self { together, across, groups, before } = self;
         let d = given.d;
+        let x = &streams.tensor;
         let client = &x.client;
         let columns = d.streams * d.width;
         let f32 =
@@ -134,7 +136,9 @@ impl Plan {
             ("columns beyond the last", d.width < across * together.boxes * BOX),
         ];
         launch::plans::note("mhc_pre together", &(&together, address), &ways);
-        let of_streams = |tensor: &CubeTensor| {
+        let of_streams =
+            |of: &Streams| map(&of.tensor, [d.streams, d.tokens, d.width], of.strides, TOKENS);
+        let written = |tensor: &CubeTensor| {
             map(tensor, [d.streams, d.tokens, d.width], [d.width, columns], TOKENS)
         };
         let of_one = |tensor: &CubeTensor| {
@@ -143,7 +147,8 @@ impl Plan {
         let argument = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         // What there is not is not looked at.
         let token::Later { slopes, y } = of.later.as_ref().expect("dots come later");
-        let (x_before, f) = before.as_ref().map_or((x, dh_in), |before| (&before.x, &before.f));
+        let (x_before, f) =
+            before.as_ref().map_or((streams, dh_in), |before| (&before.x, &before.f));
         let [h_post, h_res] = before
             .as_ref()
             .map_or([&of.weights, &of.weights], |before| [&before.h_post, &before.h_res]);
@@ -155,12 +160,12 @@ impl Plan {
                 launch::grid(client, across * groups),
                 CubeDim::new_1d(together.units() as u32),
                 address,
-                of_streams(x),
+                of_streams(streams),
                 of_one(dh_in),
-                of_streams(also.unwrap_or(x)),
+                also.map_or_else(|| of_streams(streams), written),
                 of_streams(x_before),
                 of_one(f),
-                of_streams(&dx),
+                written(&dx),
                 of_one(df.as_ref().unwrap_or(dh_in)),
                 InputsLaunch::new(
                     argument(phi),
