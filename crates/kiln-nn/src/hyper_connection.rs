@@ -128,7 +128,7 @@ fn check_shape(layer: &str, x: &Tensor<4>, n: usize, width: usize) {
 
 /// `[B, S, width]` as so many equal streams, `[B, S, n, width]`.
 pub fn streams(x: Tensor<3>, n: usize) -> Tensor<4> {
-    // A view. On Hopper nobody writes them; elsewhere `mhc_pre` does, and hands them on.
+    // A view, which kernels with TMA read as it is; others write the streams, and `mhc_pre` hands them on.
     x.unsqueeze_dim::<4>(2).repeat_dim(2, n)
 }
 

@@ -85,6 +85,7 @@ impl MhcPreGradOps for CubeBackend {
 impl<B: MhcPreOps + MhcPreGradOps, C: CheckpointStrategy> MhcPreOps for Autodiff<B, C> {
     fn mhc_pre(of: Forward<Self>, _keep: bool) -> Outputs<Self> {
         let Forward { op, x, phi, alpha, bias, options, family } = of;
+        let (given, mut followed) = (x.clone(), false);
         let inputs = [x, phi, alpha, bias];
         let outputs = Graph::<C>::outputs(inputs, [0, 1, 2, 3], |inputs, wanted| {
             let of = move |[x, phi, alpha, bias]: [FloatTensor<B>; 4]| Forward {
@@ -97,6 +98,7 @@ impl<B: MhcPreOps + MhcPreGradOps, C: CheckpointStrategy> MhcPreOps for Autodiff
                 family,
             };
             let keep = wanted.contains(&true);
+            followed = wanted[0];
             let (x, h_in, h_post, h_res, mix, norm) = B::mhc_pre(of(inputs), keep);
             ([x, h_in, h_post, h_res], move |[also, dh_in, dh_post, dh_res], inputs| {
                 let [mix, norm] =
@@ -107,6 +109,8 @@ impl<B: MhcPreOps + MhcPreGradOps, C: CheckpointStrategy> MhcPreOps for Autodiff
             })
         });
         let [x, h_in, h_post, h_res] = outputs;
+        // Whose gradient nobody wants has none for its being handed on.
+        let x = if followed { x } else { given };
         (x, h_in, h_post, h_res, Maybe::None, Maybe::None)
     }
 }

@@ -12,7 +12,7 @@
 //! Backward, with s the sigmoids and the gradients g of what they and Sinkhorn are given: g_pre\[i\] = ⟨dh_in,
 //! x\[i\]⟩·s·(1 − s), g_post = 2·dh_post·s·(1 − s), and g_res is Sinkhorn's, step by step back. Then dbias = Σ g and
 //! dα = Σ ⟨g, y⟩ over the tokens, and with dm = r·α∘g: dφ = Σ dm·(γ ∘ X)ᵀ, dγ = Σ X ∘ φᵀ·dm and
-//! dX = γ ∘ φᵀ·dm − (⟨α∘g, y⟩·r²/K)·X + h_pre\[i\]·dh_in.
+//! dX = γ ∘ φᵀ·dm − (⟨α∘g, y⟩·r²/K)·X + h_pre\[i\]·dh_in, and what the streams are given that are handed on.
 
 #[cfg(feature = "cube")]
 pub mod backend;
@@ -54,8 +54,8 @@ impl Default for MhcPreOptions {
 /// What [`mhc_pre`](fn@mhc_pre) returns.
 #[derive(Debug, Clone)]
 pub struct MhcPre {
-    /// The streams of which the others are made, `[B, S, n, D]`, for [`mhc_post`](fn@crate::mhc_post::mhc_post). What gradient
-    /// they are given here is added in the pass that makes that of the others; by two tensors x there would be two passes.
+    /// The streams, `[B, S, n, D]`, for [`mhc_post`](fn@crate::mhc_post::mhc_post). What gradient they are given is added where that
+    /// of x is made; if x itself is used again, Burn adds it in another pass.
     pub x: Tensor<4>,
     /// The layer's input, `[B, S, D]`, in the element type of x.
     pub h_in: Tensor<3>,
@@ -66,7 +66,7 @@ pub struct MhcPre {
     pub h_res: Tensor<4>,
 }
 
-/// The layer's input and the weights that [`mhc_post`](fn@crate::mhc_post::mhc_post) takes, from a token's streams.
+/// The layer's input, and the streams and weights that [`mhc_post`](fn@crate::mhc_post::mhc_post) takes, from a token's streams.
 ///
 /// * `x`: `[B, S, n, D]`, f32, bf16 or f16, n from 1 to [`MAX_STREAMS`], D at least 1; B and S may be 0.
 /// * `phi`: `[n² + 2n, n·D]`, f32: n rows for h_pre, n for h_post, n² for h_res, which are its rows one after another.

@@ -169,7 +169,7 @@ fn matches_float64() {
 fn streams_are_handed_on_with_their_gradient() {
     for device in devices() {
         for dtype in dtypes(&device) {
-            // On Hopper cubes go round their rings, too.
+            // On Hopper cubes take several turns, too.
             let hopper = device::hardware(&device).is_some_and(|it| it.wgmma);
             let long = hopper.then_some(([1, 2400, 4, 136], 1));
             for (i, shape) in CASES.iter().step_by(3).chain(&long).enumerate() {
@@ -216,9 +216,8 @@ fn one_stream_may_stand_for_all() {
             for [b, s, n, d] in [[2, 5, 3, 256], [1, 1, 2, 40]].into_iter().chain(large) {
                 let case = Case::new(([b, s, n, d], 2), false, dtype, 80, &device);
                 let run = |written: bool| {
-                    let one = case.x.clone().narrow(2, 0, 1);
-                    let one = one.autodiff().require_grad();
-                    let x = one.clone().expand([b, s, n, d]);
+                    let one = case.cotangents.0.clone().mul_scalar(0.5).autodiff().require_grad();
+                    let x = one.clone().unsqueeze_dim::<4>(2).expand([b, s, n, d]);
                     let x = if written { x.add_scalar(0.0) } else { x };
                     let [phi, alpha, bias] =
                         [case.phi.clone().flatten(0, 1), case.alpha.clone(), case.bias.clone()]
@@ -237,9 +236,30 @@ fn one_stream_may_stand_for_all() {
                     let of = [phi, alpha, bias].map(|of| values(&of.grad(&grads).unwrap()));
                     (first, second, of, values(&one.grad(&grads).unwrap()))
                 };
-                assert!(run(true) == run(false), "{n} of {d}, {dtype:?}, {device:?}");
+                let what = format!("{n} of {d}, {dtype:?}, {device:?}");
+                let (found, plans) = plans::listen(|| run(false));
+                assert!(found == run(true), "{what}");
+                if hopper && dtype == DType::BF16 {
+                    for kernel in ["mhc_pre once", "mhc_pre together"] {
+                        let read =
+                            |plan: &String| plan.starts_with(kernel) && plan.contains(", true)");
+                        assert!(plans.iter().any(read), "{kernel} of {what}: {plans:?}");
+                    }
+                }
             }
         }
+    }
+}
+
+/// Logits so far apart that softmax is 0 and 1, and no eps: what Sinkhorn leaves of a permutation, and goes back through.
+#[test]
+fn permutations_without_eps_go_back() {
+    for device in devices() {
+        let mut case = Case::new(([1, 5, 2, 16], 3), false, DType::F32, 12, &device);
+        case.options.hc_eps = 0.0;
+        let bias = [0.1, -0.2, 0.3, 0.4, -200.0, 0.0, 0.0, -200.0];
+        (case.bias, case.held[3]) = tensor(&bias, [8], DType::F32, &device);
+        case.check([true, true, true, true, false], [true; 3], DType::F32, &format!("{device:?}"));
     }
 }
 
@@ -316,21 +336,25 @@ fn tokens_do_not_depend_on_those_before() {
 #[test]
 fn every_stride() {
     for device in devices() {
-        let case = Case::new(([3, 4, 2, 64], 3), false, DType::F32, 7, &device);
-        let ([expected, ..], _) = case.expected([true; 3]);
-        let near = |x: Tensor<4>, phi: Tensor<2>, what: &str| {
-            let (alpha, bias) = (case.alpha.clone(), case.bias.clone());
-            let of = mhc_pre(x, phi, alpha, bias, None, case.options).unwrap();
-            assert_near(&values(&of.h_in), &expected, DType::F32, 20, what);
-        };
-        // The same numbers, the dimensions in another order in memory.
-        let across = case.x.clone().swap_dims(0, 1).to_data();
-        let across = Tensor::<4>::from_data(across, &device).swap_dims(0, 1);
-        near(across, case.phi.clone(), "swapped");
-        let wide = Tensor::cat(vec![case.x.clone().zeros_like(), case.x.clone()], 3);
-        near(wide.narrow(3, 64, 64), case.phi.clone(), "cut");
-        let turned = Tensor::<2>::from_data(case.phi.clone().transpose().to_data(), &device);
-        near(case.x.clone(), turned.transpose(), "phi turned");
+        for dtype in dtypes(&device) {
+            let case = Case::new(([3, 4, 2, 64], 3), false, dtype, 7, &device);
+            let ([expected, ..], _) = case.expected([true; 3]);
+            let near = |x: Tensor<4>, phi: Tensor<2>, what: &str| {
+                let (alpha, bias) = (case.alpha.clone(), case.bias.clone());
+                let of = mhc_pre(x, phi, alpha, bias, None, case.options).unwrap();
+                let what = format!("{what}, {dtype:?}, {device:?}");
+                assert_near(&values(&of.h_in), &expected, dtype, 20, &what);
+                assert!(values(&of.x) == case.held[0], "streams, {what}");
+            };
+            // The same numbers, the dimensions in another order in memory.
+            let across = case.x.clone().swap_dims(0, 1).to_data();
+            let across = Tensor::<4>::from_data(across, (&device, dtype)).swap_dims(0, 1);
+            near(across, case.phi.clone(), "swapped");
+            let wide = Tensor::cat(vec![case.x.clone().zeros_like(), case.x.clone()], 3);
+            near(wide.narrow(3, 64, 64), case.phi.clone(), "cut");
+            let turned = Tensor::<2>::from_data(case.phi.clone().transpose().to_data(), &device);
+            near(case.x.clone(), turned.transpose(), "phi turned");
+        }
     }
 }
 
@@ -339,6 +363,8 @@ fn gradient_checkpointing() {
     for device in devices() {
         let case = Case::new(([2, 3, 4, 40], 5), false, DType::F32, 11, &device);
         let (_, [dx, ..]) = case.expected([true, false, false]);
+        // The streams that are handed on have a gradient, too.
+        let dx: Vec<f64> = dx.iter().zip(&case.held[0]).map(|(dx, x)| dx + x).collect();
         let checkpointing = device.clone().autodiff().gradient_checkpointing();
         let x = Tensor::<4>::from_data(case.x.to_data(), &checkpointing).require_grad();
         let phi = Tensor::<2>::from_data(case.phi.to_data(), &checkpointing);
@@ -347,7 +373,9 @@ fn gradient_checkpointing() {
         let doubled = x.clone().mul_scalar(2.0).mul_scalar(0.5);
         let of = mhc_pre(doubled, phi, alpha, bias, None, case.options).unwrap();
         let dh_in = Tensor::<3>::from_data(case.cotangents.0.to_data(), &checkpointing);
-        let grads = pull(of.h_in.mul_scalar(1.0), &dh_in).backward();
+        let dx_of_streams = Tensor::<4>::from_data(case.x.to_data(), &checkpointing);
+        let loss = pull(of.h_in.mul_scalar(1.0), &dh_in) + pull(of.x, &dx_of_streams);
+        let grads = loss.backward();
         assert_near(&values(&x.grad(&grads).unwrap()), &dx, DType::F32, 100, "dx");
     }
 }
@@ -413,6 +441,7 @@ fn no_tokens() {
         let (phi, alpha) = (Tensor::zeros([24, 32], &device), Tensor::zeros([3], &device));
         let bias = Tensor::zeros([24], &device);
         let of = mhc_pre(x, phi, alpha, bias, None, MhcPreOptions::default()).unwrap();
+        assert_eq!(of.x.dims(), [2, 0, 4, 8]);
         assert_eq!(of.h_in.dims(), [2, 0, 8]);
         assert_eq!(of.h_post.dims(), [2, 0, 4]);
         assert_eq!(of.h_res.dims(), [2, 0, 4, 4]);

@@ -153,35 +153,38 @@ fn flat(x: CubeTensor, d: Dims) -> CubeTensor {
 #[derive(Clone)]
 struct Streams {
     tensor: CubeTensor,
-    /// From a stream to the next and from a token to the next.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // TMA alone reads by these
-    strides: [usize; 2],
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // TMA alone reads it so
+    one_for_all: bool,
 }
 
 impl Streams {
     /// Of `[B, S, n, D]`, if they lie so.
     fn find(x: &CubeTensor, d: Dims) -> Option<Self> {
+        let tensor = x.clone();
         if x.is_contiguous() {
-            return Some(Self::one_after_the_other(x.clone(), d));
+            return Some(Self { tensor, one_for_all: false });
         }
         let (shape, strides) = (x.meta.shape(), x.meta.strides());
         let one_for_all = [shape[1] * d.width, d.width, 0, 1];
         let lies_so = (0..4).all(|i| shape[i] == 1 || strides[i] == one_for_all[i]);
-        lies_so.then(|| Self { tensor: x.clone(), strides: [0, d.width] })
+        lies_so.then_some(Self { tensor, one_for_all: true })
     }
 
     /// A copy if they do not.
     fn new(x: CubeTensor, d: Dims) -> Self {
-        Self::find(&x, d).unwrap_or_else(|| Self::one_after_the_other(x, d))
+        Self::find(&x, d).unwrap_or_else(|| Self::one_after_the_other(x))
     }
 
     /// A copy if they are not.
-    fn one_after_the_other(x: CubeTensor, d: Dims) -> Self {
-        Self { tensor: into_contiguous(x), strides: [d.width, d.streams * d.width] }
+    fn one_after_the_other(x: CubeTensor) -> Self {
+        Self { tensor: into_contiguous(x), one_for_all: false }
     }
 
-    fn flat(self, d: Dims) -> CubeTensor {
-        flat(self.tensor, d)
+    /// From a stream to the next, and from a token to the next. That TMA takes a distance of 0 is not in CUDA's documentation,
+    /// but products read broadcast matrices so, too.
+    #[cfg(feature = "cuda")]
+    fn strides(&self, d: Dims) -> [usize; 2] {
+        if self.one_for_all { [0, d.width] } else { [d.width, d.streams * d.width] }
     }
 }
 
@@ -191,7 +194,7 @@ pub(super) fn forward(of: Forward<CubeBackend>) -> Left {
 
 /// The same of the streams that a layer leaves: x of `of` is contiguous, and is written, too.
 pub(crate) fn forward_after(post: Post, of: Forward<CubeBackend>) -> Left {
-    // Streams that are not contiguous go to two launches as they are.
+    // Streams that lie in another way go to two launches as they are.
     let Post { op, x, f, h_post, h_res } = post;
     let [f, h_post, h_res] = [f, h_post, h_res].map(into_contiguous);
     run(of, Some(Post { op, x, f, h_post, h_res }))
@@ -223,11 +226,11 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
         plan = plan_for(None);
     }
     if plan.is_none() {
-        x = Streams::one_after_the_other(x.tensor, d);
+        x = Streams::one_after_the_other(x.tensor);
     }
     let mix = match plan {
         Some(_) => f32("mix", &[d.tokens, d.rows]),
-        None => parts::mix(op, x.clone().flat(d), phi.clone(), d, family),
+        None => parts::mix(op, flat(x.tensor.clone(), d), phi.clone(), d, family),
     };
     let given = token::Given {
         mix: &mix,
@@ -240,7 +243,7 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
     match plan {
         Some(plan) => plan.run(&x, before.as_ref(), &phi, &given, [&h_in, &h_post, &h_res]),
         None => {
-            apply::launch(x.clone().flat(d), &given, &h_in);
+            apply::launch(flat(x.tensor.clone(), d), &given, &h_in);
             token::forward(&given, &h_post, &h_res);
         }
     }
@@ -293,7 +296,7 @@ pub(crate) fn backward_through(
         let [dalpha, dbias] = [wanted[2].then_some(dalpha), wanted[3].then_some(dbias)];
         return ([dx, Some(dphi), dalpha, dbias], layer);
     }
-    let x = x.flat(d);
+    let x = flat(x.tensor, d);
     let dots = dh_in.as_ref().map(|dh_in| dots::launch(op, &x, dh_in, d));
     let cotangents = token::Cotangents { dots, later: false, post, res };
     let token::Back { dm, along, weights, sums, .. } = token::backward(op, &given, cotangents);

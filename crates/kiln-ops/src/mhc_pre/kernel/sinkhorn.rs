@@ -1,7 +1,8 @@
 //! Sinkhorn's iteration over one matrix in registers, there and back.
 //!
 //! The way back needs each matrix that was divided. They are not kept: the sums are, and the matrices made again by
-//! multiplying with them. It takes g·a back, for each element of a matrix a and its gradient g, which takes fewer steps. On CUDA lines are multiplied with reciprocals: a division takes ten instructions and a branch.
+//! multiplying with them. What goes back is h = g·a, of each element of a matrix a and its gradient g: a division by s leaves
+//! (g − Σ g·a) / s of g, and h − a·Σ h of h, which takes fewer steps. On CUDA lines are multiplied with reciprocals: a division takes ten instructions and a branch.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
@@ -108,8 +109,7 @@ pub(super) fn divide(
     sums
 }
 
-/// Multiplies elements, as gradients are taken back: a division by s leaves (g − Σ g·a) / s of a gradient g, and of h = g·a
-/// h − a·Σ h, which is no division.
+/// h of the gradient, in its place.
 #[cube]
 pub(super) fn times(g: &mut Array<f32>, a: &Array<f32>, #[comptime] n: usize) {
     #[unroll]
@@ -158,7 +158,7 @@ pub(super) fn unsoftmax(
         #[unroll]
         for i in 0..n {
             let at = comptime!(row * n + i);
-            // p·g. Where both are nothing h is.
+            // p·g. Where p and eps are 0 the quotient is none, and a was p: it is h.
             let sum = p[at] + eps;
             let part = over(p[at], divisor(sum, ptx), ptx);
             h[at] *= select(sum >= f32::MIN_POSITIVE, part, 1.0f32);

@@ -42,6 +42,8 @@ use plan::{BOX, COUNTERS, Once, TOKENS, UNITS};
 pub(super) struct Plan {
     once: Once,
     groups: usize,
+    /// The streams that are mixed, if that is done before.
+    before: Option<Streams>,
 }
 
 impl Plan {
@@ -57,13 +59,15 @@ impl Plan {
         if !hopper(&[x, h_in], d, family) || !launch::begins_at_16(phi) {
             return None;
         }
+        let mut mixed = None;
         if let Some(Post { x, f, h_post, h_res, .. }) = before {
             // Weights come in sixteens of bytes.
             let whole = (d.tokens * d.streams).is_multiple_of(4);
             let weights = [h_post, h_res].into_iter().all(launch::begins_at_16);
-            if !whole || !weights || Streams::find(x, d).is_none() || !hopper(&[x, f], d, family) {
+            if !whole || !weights || !hopper(&[x, f], d, family) {
                 return None;
             }
+            mixed = Some(Streams::find(x, d)?);
         }
         let multiprocessors = launch::multiprocessors(client);
         let memory = client.properties().hardware.max_shared_memory_size;
@@ -71,7 +75,8 @@ impl Plan {
         let once = Once::new(d.streams, d.width, sinkhorn, mixes, multiprocessors, memory)?;
         let most = once.groups(&x.device, multiprocessors);
         let groups = most.min(d.tokens.div_ceil(TOKENS));
-        (groups > 0 && groups * once.counters() <= COUNTERS).then_some(Self { once, groups })
+        let fits = groups > 0 && groups * once.counters() <= COUNTERS;
+        fits.then_some(Self { once, groups, before: mixed })
     }
 
     /// Writes h_in, h_post and h_res, and what `given` names: x·φᵀ and the norms; and x, if it is mixed.
@@ -83,8 +88,8 @@ impl Plan {
         given: &Given<'_>,
         [h_in, h_post, h_res]: [&CubeTensor; 3],
     ) {
-        let Self { once, groups } = self;
-        let x = &streams.tensor;
+        let Self { once, groups, before: mixed } = self;
+        let (x, read) = (&streams.tensor, mixed.as_ref().unwrap_or(streams));
         let (d, options, client) = (given.d, given.options, &x.client);
         let parts = if once.clustered() {
             launch::unused(x, DType::F32)
@@ -106,11 +111,11 @@ impl Plan {
             ("columns beyond the last", d.width < once.cubes * once.boxes * BOX),
             ("ragged tokens", once.mixes && !d.tokens.is_multiple_of(TOKENS)),
         ];
-        launch::plans::note(name, &(&once, address), &ways);
+        launch::plans::note(name, &(&once, address, read.one_for_all), &ways);
         let shape = [d.streams, d.tokens, d.width];
         // Longer pieces in the cache than are asked for took 4 % longer.
         let of_streams = |of: &Streams| {
-            map_of_boxes(&of.tensor, shape, of.strides, [d.streams, TOKENS])
+            map_of_boxes(&of.tensor, shape, of.strides(d), [d.streams, TOKENS])
                 .with_prefetch(TensorMapPrefetch::B128)
         };
         let layer = |of: &CubeTensor| {
@@ -118,14 +123,11 @@ impl Plan {
                 .with_prefetch(TensorMapPrefetch::B128)
         };
         // What there is not, is not touched.
-        let (x_map, layer, weights) = match before {
-            Some(Post { x, f, h_post, h_res, .. }) => {
-                let before = Streams::find(x, d).expect("the plan looked");
-                (of_streams(&before), layer(f), [h_post.clone(), h_res.clone()])
-            }
+        let (layer, weights) = match before {
+            Some(Post { f, h_post, h_res, .. }) => (layer(f), [h_post.clone(), h_res.clone()]),
             None => {
                 let unused = launch::unused(x, DType::F32);
-                (of_streams(streams), layer(h_in), [unused.clone(), unused])
+                (layer(h_in), [unused.clone(), unused])
             }
         };
         let [layer_post, layer_res] = weights;
@@ -145,7 +147,7 @@ impl Plan {
                 launch::grid(client, groups * once.cubes),
                 CubeDim::new_1d(UNITS as u32),
                 address,
-                x_map,
+                of_streams(read),
                 phi.clone().into_buffer_arg(),
                 given.alpha.clone().into_buffer_arg(),
                 given.bias.clone().into_buffer_arg(),

@@ -135,9 +135,10 @@ impl Plan {
             ("places taken again", across > 1 && turns > together.places()),
             ("columns beyond the last", d.width < across * together.boxes * BOX),
         ];
-        launch::plans::note("mhc_pre together", &(&together, address), &ways);
+        let one_for_all = before.as_ref().map_or(streams, |before| &before.x).one_for_all;
+        launch::plans::note("mhc_pre together", &(&together, address, one_for_all), &ways);
         let of_streams =
-            |of: &Streams| map(&of.tensor, [d.streams, d.tokens, d.width], of.strides, TOKENS);
+            |of: &Streams| map(&of.tensor, [d.streams, d.tokens, d.width], of.strides(d), TOKENS);
         let written = |tensor: &CubeTensor| {
             map(tensor, [d.streams, d.tokens, d.width], [d.width, columns], TOKENS)
         };
