@@ -13,10 +13,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_nn::{HyperConnection, HyperConnectionConfig};
+use kiln_ops::mhc_post::MAX_STREAMS;
 use kiln_ops::policy::{self, Implementation};
 use kiln_ops::{device, oracle};
 use std::time::Instant;
 
+/// Most elements of x.
+const LARGEST: usize = 1 << 28;
 const BURSTS: usize = 7;
 const CALLS: usize = 10;
 /// How far kernels and reference may be apart, relative to the largest number.
@@ -164,13 +167,37 @@ fn burst(block: &Block, x: &Tensor<4>, backward: bool) -> f64 {
     start.elapsed().as_secs_f64() * 1e3 / CALLS as f64
 }
 
-fn main() -> Result<(), Failure> {
-    let mut arguments = std::env::args().skip(1);
-    let name = arguments.next().unwrap_or_else(|| "auto".into());
-    let shape = arguments.next().unwrap_or_else(|| "2x256x4x256".into());
-    let sizes: Vec<usize> = shape.split('x').map(str::parse).collect::<Result<_, _>>()?;
-    let sizes: [usize; 4] = sizes.try_into().map_err(|_| format!("{shape} is not BxSxNxD"))?;
-    let opened = device::open(&name)?;
+/// B, S, n and D of `BxSxNxD`.
+fn sizes(shape: &str) -> Result<[usize; 4], Failure> {
+    let sizes: Result<Vec<usize>, _> = shape.split('x').map(str::parse).collect();
+    let sizes = sizes.ok().and_then(|sizes| <[usize; 4]>::try_from(sizes).ok());
+    let fits = |[b, s, n, d]: &[usize; 4]| {
+        let some = [b, s, d].into_iter().all(|size| (1..=1 << 20).contains(size));
+        some && (1..=MAX_STREAMS).contains(n) && b * s * n * d <= LARGEST
+    };
+    sizes.filter(fits).ok_or_else(|| {
+        let expected = format!("B, S and D from 1, N from 1 to {MAX_STREAMS}, {LARGEST} elements");
+        format!("{shape} is no shape BxSxNxD of {expected} at most").into()
+    })
+}
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("error: {error}");
+        std::process::exit(2);
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (name, shape) = match &arguments[..] {
+        [] => ("auto", "2x256x4x256"),
+        [name] => (&name[..], "2x256x4x256"),
+        [name, shape] => (&name[..], &shape[..]),
+        _ => return Err("expected a device, such as cuda or cpu, and a shape BxSxNxD".into()),
+    };
+    let sizes = sizes(shape)?;
+    let opened = device::open(name)?;
     println!("device: {}", opened.why);
     let device = &opened.device;
     let dtype = if device::is_cuda(device) { DType::BF16 } else { DType::F32 };

@@ -404,7 +404,7 @@ pub trait Operator: Sync {
         false
     }
 
-    /// Inputs whose gradients Burn's operations make of what its kernels wrote.
+    /// Inputs whose gradients Burn's operations make of what its kernels wrote, and outputs that no kernel writes.
     fn by_burn(&self) -> &'static [&'static str] {
         &[]
     }

@@ -179,10 +179,8 @@ impl Observer for Progress {
                 start.steps
             ));
         }
-        if start.seeds_unused {
-            self.printer.print(
-                "warning: [seeds] changes nothing: the model has no seeds (model.mlp = \"kasmina\" has)",
-            );
+        for unused in &start.unused {
+            self.printer.print(&format!("warning: {unused}"));
         }
         (self.steps, self.first_step, self.begin) = (start.steps, start.step, Instant::now());
         if let Some(bars) = &self.printer.0 {

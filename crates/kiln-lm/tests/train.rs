@@ -449,6 +449,20 @@ fn fused_bk_trains_as_the_cpu_does() {
     assert_alike(&fused, &reference, 1e-4);
 }
 
+/// The first streams as a view, layer after layer, and the head.
+#[test]
+fn fused_hyper_connections_train_as_the_cpu_does() {
+    let Some(device) = kernels() else { return };
+    let _one = one_at_a_time();
+    let place = Place::new();
+    let exact = ["model.residual=mhc", "model.streams=3", "train.precision=f32"];
+    let fused = curve(&place, &device, ("mhc", Implementation::Fused), &exact);
+    let cpu = ("mhc", Implementation::Reference);
+    let reference = curve(&place, &Device::flex(), cpu, &exact);
+    policy::set(Policy::default());
+    assert_alike(&fused, &reference, 1e-4);
+}
+
 fn assert_alike(fused: &[f32], reference: &[f32], allowed: f32) {
     assert_eq!((fused.len(), reference.len()), (20, 20));
     assert!(reference[19] < 0.6 * reference[0], "it learns: {reference:?}");

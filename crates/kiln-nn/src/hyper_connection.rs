@@ -176,7 +176,8 @@ impl HyperConnection {
 
     /// φ, α and bias, in f32 whatever the model computes in.
     fn weights(&self) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
-        (self.phi.val().cast(DType::F32), self.alpha.val(), self.bias.val())
+        let in_f32 = |of: &Param<Tensor<1>>| of.val().cast(DType::F32);
+        (self.phi.val().cast(DType::F32), in_f32(&self.alpha), in_f32(&self.bias))
     }
 }
 
@@ -293,10 +294,11 @@ impl HyperHead {
         let device = phi.device();
         let rest = n * n + n;
         let phi = Tensor::cat(vec![phi, Tensor::zeros([rest, k], (&device, DType::F32))], 0);
-        let and = |of: Tensor<1>, zeros: usize| {
-            Tensor::cat(vec![of, Tensor::zeros([zeros], (&device, DType::F32))], 0)
+        let and = |of: &Param<Tensor<1>>, zeros: usize| {
+            let zeros = Tensor::zeros([zeros], (&device, DType::F32));
+            Tensor::cat(vec![of.val().cast(DType::F32), zeros], 0)
         };
-        (phi, and(self.alpha.val(), 2), and(self.bias.val(), rest))
+        (phi, and(&self.alpha, 2), and(&self.bias, rest))
     }
 }
 

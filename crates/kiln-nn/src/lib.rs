@@ -55,7 +55,7 @@ pub mod prelude {
         BkCore, BkCoreConfig, BkState, CausalSelfAttention, CausalSelfAttentionConfig,
         HyperConnection, HyperConnectionConfig, HyperHead, HyperHeadConfig, KasminaLayer,
         KasminaLayerConfig, KvCache, Lifecycle, LifecycleConfig, Linear, LinearConfig, RmsNorm,
-        RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig,
+        RmsNormConfig, Rope, RopeConfig, SwiGlu, SwiGluConfig, streams,
     };
     pub use kiln_ops::prelude::*;
 }

@@ -73,14 +73,15 @@ impl Gate<'_> {
         }
         // A result that no kernel was handed is one that the audit did not see. Of no rows no kernel makes any.
         if let (Ok(run), Implementation::Fused) = (&result, self.implementation) {
+            let (op, spec) = (self.op, self.op.spec());
             // An output that is another one may be its memory.
             let mut outputs: Vec<&HostTensor> = vec![];
-            for output in &run.outputs {
-                if !outputs.iter().any(|other| execute::same_bits(other, output)) {
+            for (of, output) in spec.outputs.iter().zip(&run.outputs) {
+                let written = !op.by_burn().contains(&of.name);
+                if written && !outputs.iter().any(|other| execute::same_bits(other, output)) {
                     outputs.push(output);
                 }
             }
-            let (op, spec) = (self.op, self.op.spec());
             let by_kernels = |gradients| {
                 let inputs = spec.float_inputs().map(|i| spec.inputs[i].name);
                 let pairs = inputs.zip::<&Vec<HostTensor>>(gradients);

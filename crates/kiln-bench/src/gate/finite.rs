@@ -119,3 +119,24 @@ fn check(op: &dyn Operator, case: &Case, rng: &mut impl Rng) -> Result<(), Strin
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    /// Those that the cases of the gate leave to chance.
+    #[test]
+    fn sinkhorn_goes_back_after_any_number_of_repeats() {
+        let op = registry::find("mhc_pre").expect("an operator");
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        for (n, sinkhorn) in [(2, 0), (3, 1), (2, 1), (4, 10), (3, 20), (8, 20), (2, 32)] {
+            let rows = n * n + 2 * n;
+            let case = Case::new([&[1, 2, n, 5][..], &[rows, 5 * n], &[3], &[rows], &[n, 5]]);
+            let case = case.with("sinkhorn", sinkhorn);
+            check(op, &case, &mut rng).unwrap_or_else(|error| panic!("{case}: {error}"));
+        }
+    }
+}

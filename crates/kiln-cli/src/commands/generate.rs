@@ -50,6 +50,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let opened = device::open(&args.device)?;
     let which = if args.latest { Which::Latest } else { Which::Best };
     let trained = Trained::load(&args.run, which, &opened.device)?;
+    for rejected in &trained.rejected {
+        say(format_args!("warning: checkpoint passed over: {rejected}"));
+    }
     say(format_args!(
         "{} parameters, step {}{}, on {}",
         trained.model.num_params(),

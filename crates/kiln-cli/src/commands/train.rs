@@ -4,6 +4,7 @@ use crate::progress::{Preparing, Progress, program, quoted};
 use crate::stderr::say;
 use crate::stdout::print;
 use anyhow::Context;
+use kiln_bench::registry;
 use kiln_lm::config::{self, Config};
 use kiln_lm::data;
 use kiln_lm::run::RunDir;
@@ -55,11 +56,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let opened = device::open(&args.device)?;
     if let Some(path) = &args.policy {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let measured = toml::from_str(&text)
-            .with_context(|| format!("{} is no policy of `kiln bench`", path.display()))?;
-        policy::set(measured);
+        policy::set(read_policy(path, &opened)?);
     }
     policy::set(kernels(args.kernel, &opened)?);
     say(format_args!("device: {}", opened.why));
@@ -122,6 +119,27 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         ));
     }
     Ok(saved)
+}
+
+/// The policy in a file, if this device can follow it.
+fn read_policy(path: &Path, opened: &Opened) -> anyhow::Result<Policy> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    let policy: Policy =
+        toml::from_str(&text).with_context(|| format!("{shown} is no policy of `kiln bench`"))?;
+    for op in policy.ops.keys() {
+        registry::find(op).map_err(|error| anyhow::anyhow!("{shown}: {error}"))?;
+    }
+    let all = ("default", policy.default);
+    let ops = policy.ops.iter().map(|(op, wish)| (op.as_str(), *wish));
+    let fused = std::iter::once(all).chain(ops).find(|(_, wish)| *wish == Implementation::Fused);
+    if let Some((key, _)) = fused.filter(|_| !device::is_cube(&opened.device)) {
+        anyhow::bail!(
+            "{shown}: {key} = \"fused\": kernels run on cuda, wgpu and vulkan, not on {}",
+            opened.name
+        )
+    }
+    Ok(policy)
 }
 
 /// The policy for `--kernel`.

@@ -1,6 +1,6 @@
 //! The range of every number in a configuration, and of those that depend on one another.
 
-use super::{Config, ConfigError, MixerKind, MlpKind, ModelConfig, TokenizerConfig};
+use super::{Config, ConfigError, MixerKind, MlpKind, ModelConfig, ResidualKind, TokenizerConfig};
 use kiln_ops::mhc_post::MAX_STREAMS;
 use std::fmt::{self, Display};
 
@@ -87,6 +87,27 @@ impl Config {
         } else {
             Err(ConfigError::Invalid(checks.violations))
         }
+    }
+
+    /// What is said to no effect: keys for a part that the model has not got.
+    pub fn unused(&self) -> Vec<String> {
+        let model = &self.model;
+        let (bk, mhc, kasmina) = (
+            ("no mixer is \"bk\"", model.has(MixerKind::Bk)),
+            ("model.residual is not \"mhc\"", model.residual == ResidualKind::Mhc),
+            ("the model has no seeds (model.mlp = \"kasmina\" has)", model.mlp == MlpKind::Kasmina),
+        );
+        [
+            ("model.bk_channels", model.bk_channels.is_some(), bk),
+            ("model.streams", model.streams.is_some(), mhc),
+            ("model.seeds", model.seeds.is_some(), kasmina),
+            ("model.seed_mlps", model.seed_mlps.is_some(), kasmina),
+            ("[seeds]", !self.seeds.is_default(), kasmina),
+        ]
+        .into_iter()
+        .filter(|(_, said, (_, used))| *said && !used)
+        .map(|(key, _, (why, _))| format!("{key} changes nothing: {why}"))
+        .collect()
     }
 
     fn check_data(&self, to: &mut Checks) {
@@ -391,6 +412,27 @@ mod tests {
             zero[0].to_string(),
             "--set model.bk_channels=0: model.bk_channels is 0, must be from 1 to 1073741823"
         );
+    }
+
+    #[test]
+    fn keys_of_parts_that_a_model_has_not_got_are_named() {
+        let unused = |overrides: &[&str]| {
+            let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+            parse(MINIMAL, "x.toml", &overrides).expect("valid").unused()
+        };
+        assert_eq!(unused(&[]), [""; 0]);
+        for (key, part) in [
+            ("model.bk_channels=3", "model.mixer=['attention', 'bk']"),
+            ("model.streams=3", "model.residual=mhc"),
+            ("model.seeds=2", "model.mlp=kasmina"),
+            ("model.seed_mlps=1", "model.mlp=kasmina"),
+            ("seeds.first=3", "model.mlp=kasmina"),
+        ] {
+            let [line] = &unused(&[key])[..] else { panic!("{key}") };
+            let name = if key.starts_with("seeds") { "[seeds]" } else { &key[..key.len() - 2] };
+            assert!(line.starts_with(&format!("{name} changes nothing: ")), "{line}");
+            assert_eq!(unused(&[key, part]), [""; 0], "{key}");
+        }
     }
 
     #[test]

@@ -84,12 +84,12 @@ impl Display for Rejected {
     }
 }
 
-/// The newest whole checkpoint and the newer ones that are not.
+/// A whole checkpoint, and those that would have come before it and are not whole.
 #[derive(Debug)]
-pub struct Latest {
-    /// `None` in a store that holds no checkpoint at all.
+pub struct Found {
+    /// `None` if there is none.
     pub checkpoint: Option<Checkpoint>,
-    /// Checkpoints that were passed over, newest first.
+    /// Checkpoints that were passed over.
     pub rejected: Vec<Rejected>,
 }
 
@@ -191,29 +191,39 @@ impl CheckpointStore {
 
     /// The newest checkpoint whose every file is as it was saved, and the newer ones that had to
     /// be passed over; an error if there are checkpoints and none is whole.
-    pub fn latest(&self) -> Result<Latest, CheckpointError> {
+    pub fn latest(&self) -> Result<Found, CheckpointError> {
         let mut rejected = Vec::new();
         for step in self.steps()?.into_iter().rev() {
             match self.verified(step) {
-                Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), rejected }),
+                Ok(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), rejected }),
                 Err(damage) => rejected.push(Rejected { name: folder_name(step), damage }),
             }
         }
         if rejected.is_empty() {
-            return Ok(Latest { checkpoint: None, rejected });
+            return Ok(Found { checkpoint: None, rejected });
         }
         Err(CheckpointError::NoneValid { dir: self.dir.clone(), rejected })
     }
 
-    /// The whole checkpoint with the lowest validation loss, if one has a validation loss.
-    pub fn best(&self) -> Result<Option<Checkpoint>, CheckpointError> {
-        for candidate in by_loss(&self.readable()?) {
-            match candidate.manifest.verify(&candidate.path) {
-                Ok(()) => return Ok(Some(candidate.clone())),
-                Err(damage) => tracing::warn!("{}: {damage}", folder_name(candidate.step())),
+    /// The whole checkpoint with the lowest validation loss, if one has a validation loss, and those that are not whole
+    /// and have a lower one, or none that can be read.
+    pub fn best(&self) -> Result<Found, CheckpointError> {
+        let (mut readable, mut rejected) = (Vec::new(), Vec::new());
+        for step in self.steps()? {
+            match self.checkpoint(step) {
+                Ok(checkpoint) => readable.push(checkpoint),
+                Err(damage) => rejected.push(Rejected { name: folder_name(step), damage }),
             }
         }
-        Ok(None)
+        for candidate in by_loss(&readable) {
+            match candidate.manifest.verify(&candidate.path) {
+                Ok(()) => return Ok(Found { checkpoint: Some(candidate.clone()), rejected }),
+                Err(damage) => {
+                    rejected.push(Rejected { name: folder_name(candidate.step()), damage });
+                }
+            }
+        }
+        Ok(Found { checkpoint: None, rejected })
     }
 
     fn path(&self, step: u64) -> PathBuf {

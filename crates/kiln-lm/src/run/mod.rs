@@ -12,7 +12,7 @@ pub mod seeds;
 mod series;
 mod tensorboard;
 
-pub use checkpoint::{Checkpoint, CheckpointError, CheckpointStore, Latest, Rejected};
+pub use checkpoint::{Checkpoint, CheckpointError, CheckpointStore, Found, Rejected};
 pub use curve::CurveError;
 pub use disk::DiskError;
 pub use folder::{RunDir, RunDirError, RunLock};

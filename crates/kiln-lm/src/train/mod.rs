@@ -190,7 +190,7 @@ impl Trainer {
             unigram_loss: self.dataset.unigram_loss(),
             precision: format!("{:?}", self.dtype).to_lowercase(),
             first_seed: self.garden.as_ref().map(Garden::first),
-            seeds_unused: self.garden.is_none() && !self.config.seeds.is_default(),
+            unused: self.config.unused(),
             rejected: self.rejected.clone(),
         }
     }

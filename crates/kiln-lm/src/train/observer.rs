@@ -72,8 +72,8 @@ pub struct Start {
     pub precision: String,
     /// The step after which the first seed of the model germinates; none without seeds.
     pub first_seed: Option<u64>,
-    /// The config says something about the lives of seeds, and the model has none.
-    pub seeds_unused: bool,
+    /// What the config says to no effect, [`Config::unused`](crate::config::Config::unused).
+    pub unused: Vec<String>,
     /// Checkpoints that were damaged and passed over, newest first, each with its reason.
     pub rejected: Vec<String>,
 }

@@ -34,6 +34,8 @@ pub struct Trained {
     pub step: u64,
     /// Validation loss, where it was measured.
     pub validation_loss: Option<f64>,
+    /// Checkpoints that were damaged and passed over, each with its reason.
+    pub rejected: Vec<String>,
 }
 
 impl Trained {
@@ -47,17 +49,16 @@ impl Trained {
     pub fn load(run: &Path, which: Which, device: &Device) -> Result<Self, TrainError> {
         let run = RunDir::open(run)?;
         let store = CheckpointStore::view(run.checkpoints());
-        let best = match which {
+        let mut found = match which {
             Which::Best => store.best()?,
-            Which::Latest => None,
+            Which::Latest => store.latest()?,
         };
-        let checkpoint = match best {
-            Some(checkpoint) => checkpoint,
-            None => {
-                let none = || TrainError::NoCheckpoint { path: run.root().to_path_buf() };
-                store.latest()?.checkpoint.ok_or_else(none)?
-            }
-        };
+        if found.checkpoint.is_none() {
+            found = store.latest()?;
+        }
+        let none = || TrainError::NoCheckpoint { path: run.root().to_path_buf() };
+        let checkpoint = found.checkpoint.ok_or_else(none)?;
+        let rejected = found.rejected.iter().map(ToString::to_string).collect();
         let path = checkpoint.path();
         let unfit = |error: &dyn std::fmt::Display| TrainError::unfit(path, error);
 
@@ -78,6 +79,7 @@ impl Trained {
             config,
             step: checkpoint.step(),
             validation_loss: checkpoint.validation_loss(),
+            rejected,
         })
     }
 }

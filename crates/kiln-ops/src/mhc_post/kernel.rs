@@ -292,7 +292,8 @@ pub(crate) fn launch_forward(of: Forward<CubeBackend>, y: &CubeTensor) {
     let size = launch::vector_size(&client, y.dtype, &[&x, &f]);
     let vectors = x.width / size;
     let plan = Plan::new(&client, vectors, streams, [false; 4], 0);
-    let address = launch::address_type(&[&x.tensor, &f.tensor, y]);
+    // h_res has more elements than x where there are more streams than columns.
+    let address = launch::address_type(&[&x.tensor, &f.tensor, &h_res, y]);
     launch::plans::note("mhc_post forward", &(&plan, size, address), &[]);
     let cubes = f.rows.div_ceil(plan.row.rows as usize);
     // SAFETY: tokens and columns are within the tensors, which have `streams` rows of x and y for one of f.
@@ -353,7 +354,7 @@ fn launch_backward<C: Combine>(
     let size = launch::vector_size(&client, dtype, &[&dy, &x, &f]);
     let vectors = x.width / size;
     let plan = Plan::new(&client, vectors, streams, wanted, C::REGISTERS);
-    let address = launch::address_type(&[&dy.tensor, &x.tensor, &f.tensor, &like]);
+    let address = launch::address_type(&[&dy.tensor, &x.tensor, &f.tensor, &h_res, &like]);
     launch::plans::note("mhc_post backward", &(&plan, size, address), &[]);
     let cubes = f.rows.div_ceil(plan.row.rows as usize);
     let [of_x, of_f, of_post, of_res] = [0, 1, 2, 3].map(|i| {

@@ -7,7 +7,7 @@
 //!
 //! Bytes that must move, for T tokens of n streams of D elements of s bytes: forward T·D·s·(2n + 2) (x and f in, y and h_in
 //! out), where the two by themselves read y again, T·D·s·(3n + 2). Backward T·D·s·(4n + 3) (x, f, y, dy and dh_in in, dx and
-//! df out), if y and dh_in were read once; ⟨dh_in, y⟩ is wanted before anything of dx can be made.
+//! df out).
 
 #[cfg(feature = "cube")]
 pub mod backend;

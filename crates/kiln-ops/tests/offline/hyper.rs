@@ -64,13 +64,12 @@ pub fn before_a_layer(client: &Client, dtype: DType, name: &str, calls: &mut Vec
         };
         let of = forward();
         call("mhc_pre", Box::new(|| drop(CubeBackend::mhc_pre(of, true))));
-        let columns = if dtype == DType::F32 { rows } else { 3 * rows };
         let of = mhc_pre::Backward {
             of: forward(),
             dh_in: Maybe::Some(tensor(client, [b, s, d], dtype)),
             dh_post: Maybe::Some(tensor(client, [b, s, n], DType::F32)),
             dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
-            mix: f32([tokens, columns]),
+            mix: f32([tokens, rows]),
             norm: row(tokens),
             also: Maybe::None,
             wanted: [true; 4],
@@ -86,7 +85,6 @@ pub fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec
         let f32 = |shape: [usize; 2]| tensor(client, shape, DType::F32);
         let row = |size: usize| tensor(client, [size], DType::F32);
         let options = MhcPreOptions { sinkhorn, ..MhcPreOptions::default() };
-        let columns = if dtype == DType::F32 { rows } else { 3 * rows };
         let mut call = |op: &str, run: Box<dyn FnOnce()>| {
             calls.push(Call { name: format!("{op} {name} {b}x{s}x{n}x{d}"), run });
         };
@@ -114,7 +112,7 @@ pub fn between_layers(client: &Client, dtype: DType, name: &str, calls: &mut Vec
             dh_in: Maybe::Some(tensor(client, [b, s, d], dtype)),
             dh_post: Maybe::Some(tensor(client, [b, s, n], DType::F32)),
             dh_res: Maybe::Some(tensor(client, [b, s, n, n], DType::F32)),
-            mix: f32([tokens, columns]),
+            mix: f32([tokens, rows]),
             norm: row(tokens),
             wanted,
         };

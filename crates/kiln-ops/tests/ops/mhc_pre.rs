@@ -18,6 +18,8 @@ const CASES: &[([usize; 4], usize)] = &[
     ([1, 3, 4, 2100], 20),
     ([2, 2, 5, 257], 2),
     ([1, 2, 8, 768], 1),
+    ([1, 1, 4, 257], 20),
+    ([1, 3, 8, 31], 10),
     ([5, 30, 2, 16], 3),
 ];
 
@@ -384,24 +386,28 @@ fn gradient_checkpointing() {
 #[test]
 fn sinkhorn_makes_rows_and_columns_that_add_up_to_1() {
     for device in devices() {
-        let mut case = Case::new(([1, 64, 4, 32], 0), false, DType::F32, 5, &device);
-        // Logits with a deviation of some 2.
+        let shape = [1, 1024, 4, 64];
+        let mut case = Case::new((shape, 0), false, DType::F32, 5, &device);
+        (case.x, _) = tensor(&numbers(4 * 64 * 1024, 50, 0.0), shape, DType::F32, &device);
+        // Logits of variance 4, and nothing beside.
         case.alpha = Tensor::from_floats([1.0, 1.0, 2.0], &device);
-        // A column is off by eps over its sum, which may be small before the first division. Of rows the middle token
-        // counts: single ones converge late.
+        case.bias = Tensor::zeros([24], &device);
+        // A column is off by eps over its sum, which may be small before the first division. Of rows the middle one
+        // counts: single ones converge late. In float64 it is 1.8e-4 off after ten repeats and 1e-6 after twenty.
         for (sinkhorn, columns_within, rows_within) in
-            [(1, 1e-3, 1.0), (10, 5e-6, 1e-3), (20, 5e-6, 2e-5)]
+            [(1, 2e-4, 1.0), (10, 2e-6, 3e-4), (20, 2e-6, 1.5e-6)]
         {
             case.options.sinkhorn = sinkhorn;
             let (x, phi) = (case.x.clone(), case.phi.clone());
             let of =
                 mhc_pre(x, phi, case.alpha.clone(), case.bias.clone(), None, case.options).unwrap();
-            let mut off = [2, 3].map(|dim| {
-                let sums = of.h_res.clone().sum_dim(dim).sub_scalar(1.0).abs();
-                values(&sums.flatten::<3>(2, 3).max_dim(2))
+            let [columns, rows] = [2, 3].map(|dim| {
+                let mut off = values(&of.h_res.clone().sum_dim(dim).sub_scalar(1.0).abs());
+                off.sort_by(f64::total_cmp);
+                off
             });
-            off.iter_mut().for_each(|off| off.sort_by(f64::total_cmp));
-            let (columns, rows) = (off[0][63], off[1][32]);
+            let (columns, rows) = (columns[columns.len() - 1], rows[rows.len() / 2]);
+            eprintln!("{sinkhorn} repeats: columns {columns:.1e}, rows {rows:.1e}");
             assert!(columns < columns_within, "columns after {sinkhorn}: {columns}");
             assert!(rows < rows_within, "rows after {sinkhorn}: {rows}");
             assert!(sinkhorn > 1 || rows > 0.1, "one repeat leaves rows as they were: {rows}");

@@ -57,7 +57,7 @@ fn what_is_saved_is_read_back() {
     let place = Place::new();
     let store = place.open(2);
     assert!(store.latest().expect("empty").checkpoint.is_none());
-    assert!(store.best().expect("empty").is_none());
+    assert!(store.best().expect("empty").checkpoint.is_none());
 
     let path = save(&store, 1000, Some(1.5));
     assert!(path.ends_with("step-00001000"));
@@ -168,7 +168,7 @@ fn the_last_and_the_best_stay() {
         save(&store, step, Some(loss));
     }
     assert_eq!(place.names(), ["step-00000002", "step-00000005", "step-00000006"]);
-    assert_eq!(store.best().expect("readable").expect("measured").step(), 2);
+    assert_eq!(store.best().expect("readable").checkpoint.expect("measured").step(), 2);
     // A better one takes the place of the best.
     save(&store, 7, Some(0.9));
     assert_eq!(place.names(), ["step-00000006", "step-00000007"]);
@@ -180,7 +180,7 @@ fn nan_is_not_a_validation_loss() {
     let store = place.open(5);
     save(&store, 1, Some(f64::NAN));
     save(&store, 2, Some(f64::INFINITY));
-    assert!(store.best().expect("readable").is_none());
+    assert!(store.best().expect("readable").checkpoint.is_none());
     assert_eq!(latest(&store).0.validation_loss(), None);
 }
 
@@ -192,7 +192,10 @@ fn the_best_is_verified_too() {
     let best = save(&store, 2, Some(1.0));
     save(&store, 3, Some(1.2));
     fs::write(best.join("state.json"), b"{\"seed\":2}").expect("written");
-    assert_eq!(store.best().expect("readable").expect("another").step(), 1);
+    let found = store.best().expect("readable");
+    assert_eq!(found.checkpoint.expect("another").step(), 1);
+    let rejected: Vec<_> = found.rejected.iter().map(|rejected| &rejected.name[..]).collect();
+    assert_eq!(rejected, ["step-00000002"]);
 }
 
 #[test]
@@ -285,7 +288,7 @@ fn cut_off_everywhere(step: u64) {
         assert_eq!((checkpoint.step(), read), expected, "after {steps} steps");
         assert!(new || !result, "reported saved but lost, after {steps} steps");
         // The best is never lost on the way.
-        let best = place.open(1).best().expect("readable").expect("measured");
+        let best = place.open(1).best().expect("readable").checkpoint.expect("measured");
         assert_eq!(best.step(), 1, "after {steps} steps");
         assert!(place.names().iter().all(|name| name.starts_with("step-")), "{:?}", place.names());
         outcomes.insert(new);

@@ -37,7 +37,7 @@ struct Sizes {
     hc_eps: f32,
 }
 
-/// Of a vector of each stream the sum of the squares.
+/// The sum of the squares of a vector.
 #[cube]
 fn squares<N: Size>(x: Vector<f32, N>) -> f32 {
     reduce::vector::<Sums<1>, N>(x * x)

@@ -85,12 +85,13 @@ fn input_kernel<E: Float, N: Size>(
                 let dy = Vector::<f32, N>::cast_from(inputs.dh_in[token * sizes.vectors + within]);
                 sum += Vector::new(inputs.weights[token * n + stream]) * dy;
             }
-            if comptime!(plan.also) {
-                sum += Vector::<f32, N>::cast_from(inputs.also[token * width + column]);
-            }
             #[unroll]
             for j in 0..rows {
                 sum += Vector::new(inputs.dm[token * rows + j]) * phi[j];
+            }
+            // Last: where it is large the others are not rounded to it one by one.
+            if comptime!(plan.also) {
+                sum += Vector::<f32, N>::cast_from(inputs.also[token * width + column]);
             }
             dx[token * width + column] = Vector::cast_from(sum);
         }

@@ -134,13 +134,16 @@ impl Dims {
     }
 }
 
-/// Whether the kernels that are written for Hopper take these, in bf16: TMA wants whole sixteens of bytes.
+/// Whether the kernels that are written for Hopper take these, in bf16: TMA wants whole sixteens of bytes. They count
+/// tokens and the numbers of h_res in 31 bits, as TMA does.
 #[cfg(feature = "cuda")]
 fn hopper(tensors: &[&CubeTensor], d: Dims, family: Option<Family>) -> bool {
     let fits = |of: &&CubeTensor| of.dtype == DType::BF16 && launch::begins_at_16(of);
+    let counted = |numbers: usize| numbers <= i32::MAX as usize;
     Hardware::of(&tensors[0].client).wgmma
         && matches!(family, None | Some(Family::Wgmma))
         && d.width.is_multiple_of(8)
+        && counted(d.tokens.next_multiple_of(16) * d.mixing())
         && tensors.iter().all(fits)
 }
 
@@ -241,7 +244,7 @@ fn run(of: Forward<CubeBackend>, mut before: Option<Post>) -> Left {
         d,
     };
     match plan {
-        Some(plan) => plan.run(&x, before.as_ref(), &phi, &given, [&h_in, &h_post, &h_res]),
+        Some(plan) => plan.run(op, &x, before.as_ref(), &phi, &given, [&h_in, &h_post, &h_res]),
         None => {
             apply::launch(flat(x.tensor.clone(), d), &given, &h_in);
             token::forward(&given, &h_post, &h_res);

@@ -28,7 +28,6 @@ mod weight;
 use super::token::Given;
 use super::{Dims, Post, Streams, hopper};
 use crate::launch;
-use crate::mhc_pre::OP;
 use crate::tile::Family;
 use crate::tile::cuda::maps::{map, map_of_boxes};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -82,6 +81,7 @@ impl Plan {
     /// Writes h_in, h_post and h_res, and what `given` names: x·φᵀ and the norms; and x, if it is mixed.
     pub(super) fn run(
         self,
+        op: &'static str,
         streams: &Streams,
         before: Option<&Post>,
         phi: &CubeTensor,
@@ -95,7 +95,7 @@ impl Plan {
             launch::unused(x, DType::F32)
         } else {
             let places = groups * once.places() * once.cubes * once.part();
-            launch::scratch(x, OP, "parts", Shape::new([places]), DType::F32)
+            launch::scratch(x, op, "parts", Shape::new([places]), DType::F32)
         };
         let address = launch::address_type(&[phi, h_in, h_res, given.mix, &parts]);
         let sixteens = d.tokens.div_ceil(TOKENS);

@@ -55,8 +55,9 @@ pub(super) struct Partials {
 /// Where a cube is, and what it goes through.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
-    /// The first column of its streams, and the first of its sixteens of tokens.
+    /// The first column of its streams.
     pub(super) column: u32,
+    /// Its group, and the first of its sixteens of tokens.
     pub(super) group: u32,
     /// Which cube of its group it is.
     pub(super) rank: u32,
