@@ -35,7 +35,8 @@ pub(super) const ATTRIBUTES: &[Attribute] = &[
 const SPEC: Spec = Spec {
     name: "mhc_pre",
     formula: "with y = norm(x)·φᵀ: h_in = Σ_i (sigmoid(α₀·y + bias) + hc_eps)[i]·x[i], \
-              h_post = 2·sigmoid(α₁·y + bias), h_res = sinkhorn(α₂·y + bias); \
+              h_post = 2·sigmoid(α₁·y + bias), h_res = sinkhorn(α₂·y + bias), without \
+              repeats α₂·y + bias itself; \
               K = n·D, M = L = n² + 2n",
     inputs: &[
         InputSpec {
@@ -226,8 +227,8 @@ impl Operator for Row {
             // More columns than the units of a cube hold.
             case([1, 2, 1, 4099], false),
             case([1, 3, 8, 64], true).with("sinkhorn", 5),
-            // More parts of the gradients of alpha and bias than are added side by side, and warps without a share of φ; and,
-            // in the backward's last launch, more of all parts.
+            // More parts of the gradients of alpha and bias than are added side by side, and warps without a share of φ;
+            // and, in the backward's last launch, more of all parts.
             case([1, 1090, 1, 56], false).with("sinkhorn", 0),
             case([1, 2400, 5, 8], false).with("sinkhorn", 0),
             case([1, 2, 5, 200], false).with("sinkhorn", MAX_SINKHORN),

@@ -4,7 +4,6 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_nn::prelude::*;
-use kiln_nn::streams;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
@@ -42,6 +41,30 @@ fn it_begins_as_the_plain_residual_connection() {
         // One stream: sigmoid(8) for 1.
         close(head.forward(of), plain, if n == 1 { 2e-2 } else { 2e-3 });
     }
+}
+
+/// What a module holds may have any element type: α and bias too are taken in f32.
+#[test]
+fn parameters_of_16_bits() {
+    let device = Device::flex();
+    let mut connection =
+        HyperConnectionConfig::new(12).with_streams(3).with_alpha(0.5).init(&device);
+    let mut head = HyperHeadConfig::new(12).with_streams(3).with_alpha(0.5).init(&device);
+    let x = random([2, 5, 3, 12]);
+    let pass = |connection: &HyperConnection, head: &HyperHead| {
+        head.forward(connection.forward(x.clone(), |x| x.mul_scalar(0.5).tanh()))
+    };
+    let expected = pass(&connection, &head);
+    fn rounded<const D: usize>(of: &mut Param<Tensor<D>>) {
+        *of = Param::from_tensor(of.val().cast(DType::BF16));
+    }
+    for of in [&mut connection.phi, &mut head.phi] {
+        rounded(of);
+    }
+    for of in [&mut connection.alpha, &mut connection.bias, &mut head.alpha, &mut head.bias] {
+        rounded(of);
+    }
+    close(pass(&connection, &head), expected, 3e-2);
 }
 
 /// The streams between two layers in one operation are those of the two by themselves.

@@ -2,7 +2,8 @@
 //!
 //! The way back needs each matrix that was divided. They are not kept: the sums are, and the matrices made again by
 //! multiplying with them. What goes back is h = g·a, of each element of a matrix a and its gradient g: a division by s leaves
-//! (g − Σ g·a) / s of g, and h − a·Σ h of h, which takes fewer steps. On CUDA lines are multiplied with reciprocals: a division takes ten instructions and a branch.
+//! (g − Σ g·a) / s of g, and h − a·Σ h of h, which takes fewer steps. On CUDA lines are multiplied with reciprocals: a
+//! division takes ten instructions and a branch.
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]

@@ -3,10 +3,10 @@
 //!
 //! Cubes that have different columns of the same tokens are a group. A cube goes over tokens, sixteen at a time, which a warp
 //! loads. Another takes dh_in to each stream and leaves that for the group; one or two more, by turns, add up what the group
-//! has of it, make dm, cut into two bf16, and the factors of x and dh_in, and add to dbias and dα. The others have 64 columns of a stream each, of
-//! which they hold φ and the sum of dφ in registers: dφ += xᵀ·dm, and dx = dm·φ with what x and dh_in add, in the place of x
-//! in shared memory, from where TMA takes it, or the warps of all streams make what the layer before takes back. φ and dm are
-//! sums of two bf16 each.
+//! has of it, make dm, cut into two bf16, and the factors of x and dh_in, and add to dbias and dα. The others have 64 columns
+//! of a stream each, of which they hold φ and the sum of dφ in registers: dφ += xᵀ·dm, and dx = dm·φ with what x and dh_in
+//! add, in the place of x in shared memory, from where TMA takes it, or the warps of all streams make what the layer before
+//! takes back. φ and dm are sums of two bf16 each.
 //!
 //! Groups have other tokens and leave sums of their own, which one launch adds up after, always in the same order.
 
