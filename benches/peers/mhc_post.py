@@ -1,6 +1,9 @@
-"""The streams after a layer in hyper-connections by PyTorch (eager, torch.compile) and by Liger, as `kiln bench mhc_post` times them.
+"""The streams after a layer in hyper-connections by PyTorch (eager, torch.compile), by Liger and by TileKernels, as
+`kiln bench mhc_post` times them.
 
     python3 benches/peers/mhc_post.py --shapes large --json peers.json
+
+TileKernels is version 1. Its weights of the streams are transposed, which is done before anything is timed.
 """
 
 import peers
@@ -27,6 +30,15 @@ def of(case):
         found["liger"] = peers.Peer(liger_mhc_post_res)
     except ImportError as error:
         print(f"no Liger: {error}")
+    try:
+        from tile_kernels.modeling.mhc.ops import mhc_post
+
+        def prepare(x, f, h_post, h_res):
+            return f, x, h_post[..., None], h_res.mT.contiguous()
+
+        found["TileKernels"] = peers.Peer(mhc_post, prepare=prepare)
+    except ImportError as error:
+        print(f"no TileKernels: {error}")
     return found
 
 

@@ -1,5 +1,5 @@
-"""What precedes a layer in hyper-connections by PyTorch (eager, torch.compile), by Liger and by TransformerEngine, as
-`kiln bench mhc_pre` times it.
+"""What precedes a layer in hyper-connections by PyTorch (eager, torch.compile), by Liger, by TransformerEngine and by
+TileKernels, as `kiln bench mhc_pre` times it.
 
     python3 benches/peers/mhc_pre.py --shapes large --json peers.json
 
@@ -11,6 +11,10 @@ so they are laid out before anything is timed. φ is in f32 and its products in 
 bf16. Beside its default it is timed with `use_split_k`, which adds up y by atomics in the forward and leaves the
 backward as it is. Sinkhorn normalises in the same order and as often, but in logarithms and without HC_EPS, which h_pre
 does not have either, and NORM_EPS is 2⁻²³: with these the results are the same.
+
+TileKernels is version 1, which TileLang 0.1.9 compiles: from 2.0 on it leaves the product and autograd to others. Its
+products are in TF32. The forward alone is by its kernels for inference. In the backward they add to the gradient that
+its post op leaves with the storage of x, for which zeros are written here.
 """
 
 import peers
@@ -58,6 +62,43 @@ def liger(repeats):
     return run, prepare
 
 
+def tile_kernels(repeats):
+    """A call of TileKernels', and what makes its inputs of ours."""
+    from tile_kernels.modeling.mhc.functional import mhc_pre
+
+    def steps(x, phi, alpha, bias):
+        h_in, (h_post, h_res) = mhc_pre(
+            x, phi, alpha, bias,
+            norm_eps=NORM_EPS, post_mult_value=2.0, pre_eps=HC_EPS, sinkhorn_eps=HC_EPS, sinkhorn_repeat=repeats,
+            n_splits=1,
+        )  # fmt: skip
+        return h_in, h_post.squeeze(-1), h_res
+
+    # Its own gradient of x goes by the storage of x, not by autograd.
+    class Steps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.inputs = [t.detach().requires_grad_() for t in inputs]
+            with torch.enable_grad():
+                ctx.outputs = steps(*ctx.inputs)
+            return tuple(y.detach() for y in ctx.outputs)
+
+        @staticmethod
+        def backward(ctx, *cotangents):
+            x, *parameters = ctx.inputs
+            x.untyped_storage().grad_from_mhc_post = dx = torch.zeros_like(x)
+            return dx, *torch.autograd.grad(ctx.outputs, parameters, cotangents, retain_graph=True)
+
+    def run(*inputs):
+        return Steps.apply(*inputs) if torch.is_grad_enabled() else steps(*inputs)
+
+    def prepare(x, phi, alpha, bias, gamma):
+        assert x.shape[2] == 4, "TileKernels has four streams"
+        return x, phi, alpha, bias
+
+    return run, prepare
+
+
 def of(case):
     torch.backends.cuda.matmul.allow_tf32 = True
     repeats = int(case.shape.split("sinkhorn=")[1])
@@ -98,6 +139,11 @@ def of(case):
             )
     except ImportError as error:
         print(f"no TransformerEngine: {error}")
+    try:
+        run, prepare = tile_kernels(repeats)
+        found["TileKernels"] = peers.Peer(run, prepare=prepare)
+    except ImportError as error:
+        print(f"no TileKernels: {error}")
     return found
 
 

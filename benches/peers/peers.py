@@ -369,7 +369,8 @@ class Watch:
 
 def versions():
     found = {"torch": torch.__version__}
-    for name in ("triton", "liger-kernel", "transformer-engine", "flash-attn-4", "jax", "nvidia-cusparse"):
+    others = ("transformer-engine", "tile-kernels", "tilelang", "flash-attn-4", "jax", "nvidia-cusparse")
+    for name in ("triton", "liger-kernel", *others):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
