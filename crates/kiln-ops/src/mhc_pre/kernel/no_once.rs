@@ -20,6 +20,7 @@ impl Plan {
 
     pub(super) fn run(
         self,
+        _: &'static str,
         _: &Streams,
         _: Option<&Post>,
         _: &CubeTensor,
