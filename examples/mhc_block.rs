@@ -172,12 +172,12 @@ fn sizes(shape: &str) -> Result<[usize; 4], Failure> {
     let sizes: Result<Vec<usize>, _> = shape.split('x').map(str::parse).collect();
     let sizes = sizes.ok().and_then(|sizes| <[usize; 4]>::try_from(sizes).ok());
     let fits = |[b, s, n, d]: &[usize; 4]| {
-        let some = [b, s, d].into_iter().all(|size| (1..=1 << 20).contains(size));
-        some && (1..=MAX_STREAMS).contains(n) && b * s * n * d <= LARGEST
+        let elements = [*b, *s, *n, *d].into_iter().try_fold(1usize, usize::checked_mul);
+        (1..=MAX_STREAMS).contains(n) && elements.is_some_and(|all| (1..=LARGEST).contains(&all))
     };
     sizes.filter(fits).ok_or_else(|| {
-        let expected = format!("B, S and D from 1, N from 1 to {MAX_STREAMS}, {LARGEST} elements");
-        format!("{shape} is no shape BxSxNxD of {expected} at most").into()
+        let expected = format!("N from 1 to {MAX_STREAMS}, 1 to {LARGEST} elements in all");
+        format!("{shape} is no shape BxSxNxD, expected {expected}").into()
     })
 }
 

@@ -1,5 +1,6 @@
-//! Hyper-connections as a model begins and ends with them, through the gate: streams that `mhc_pre` hands on, whose gradient
-//! its own pass adds, and streams that only the head reads, so that they have no gradient of their own.
+//! Hyper-connections through the gate as the first layer of a model and its head have them: streams that `mhc_pre` hands on,
+//! whose gradient its own pass adds, and streams that only the head reads, so that they have no gradient of their own. (One stream
+//! that stands for all, with which a model begins, is in the operator's tests.)
 
 #![cfg(feature = "cube")]
 

@@ -188,6 +188,12 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_taken() {
     *altered.last_mut().unwrap() ^= 1;
     for damaged in [&bytes[..bytes.len() / 2], &altered] {
         fs::write(&file, damaged).unwrap();
+        for which in [Which::Best, Which::Latest] {
+            let trained = Trained::load(&place.run("run"), which, &Device::flex()).unwrap();
+            assert_eq!(trained.step, 9, "{which:?}");
+            let [rejected] = &trained.rejected[..] else { panic!("{:?}", trained.rejected) };
+            assert!(rejected.contains("step-00000012: model.safetensors"), "{rejected}");
+        }
         let mut trainer = place.resume("run", &[]).unwrap();
         assert_eq!(trainer.step(), 9);
         let mut memory = Memory::default();
@@ -456,8 +462,8 @@ fn fused_hyper_connections_train_as_the_cpu_does() {
     let _one = one_at_a_time();
     let place = Place::new();
     let exact = ["model.residual=mhc", "model.streams=3", "train.precision=f32"];
-    let fused = curve(&place, &device, ("mhc", Implementation::Fused), &exact);
-    let cpu = ("mhc", Implementation::Reference);
+    let fused = curve(&place, &device, ("mhc_post_pre", Implementation::Fused), &exact);
+    let cpu = ("mhc_post_pre", Implementation::Reference);
     let reference = curve(&place, &Device::flex(), cpu, &exact);
     policy::set(Policy::default());
     assert_alike(&fused, &reference, 1e-4);

@@ -127,7 +127,7 @@ mod tests {
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
 
-    /// Those that the cases of the gate leave to chance.
+    /// Repeats that the cases of the gate leave to chance.
     #[test]
     fn sinkhorn_goes_back_after_any_number_of_repeats() {
         let op = registry::find("mhc_pre").expect("an operator");

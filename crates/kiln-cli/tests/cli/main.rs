@@ -109,7 +109,11 @@ fn policies_that_cannot_be_followed_are_refused() {
     for (policy, expected) in [
         (
             "[ops]\nmhc = \"reference\"\n",
-            "error: policy.toml: unknown operator `mhc`, expected one of ",
+            "error: policy.toml: no policy decides on `mhc`, expected adamw, ",
+        ),
+        (
+            "[ops]\nrope_qk = \"auto\"\n",
+            "error: policy.toml: no policy decides on `rope_qk`, expected adamw, ",
         ),
         (
             "[ops]\nrms_norm = \"fused\"\n",
@@ -125,6 +129,11 @@ fn policies_that_cannot_be_followed_are_refused() {
         assert!(err.starts_with(expected), "{err}");
         assert!(!place.join("runs").exists(), "{policy}");
     }
+    let policy = "default = \"auto\"\n[ops]\nrope = \"reference\"\n";
+    std::fs::write(place.join("policy.toml"), policy).expect("written");
+    let train = ["train", "small.toml", "--device", "cpu", "--policy", "policy.toml"];
+    let (status, _, err) = kiln(place, &train);
+    assert_eq!(status, 0, "{err}");
 }
 
 #[test]

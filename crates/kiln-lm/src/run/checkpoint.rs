@@ -205,8 +205,8 @@ impl CheckpointStore {
         Err(CheckpointError::NoneValid { dir: self.dir.clone(), rejected })
     }
 
-    /// The whole checkpoint with the lowest validation loss, if one has a validation loss, and those that are not whole
-    /// and have a lower one, or none that can be read.
+    /// The whole checkpoint with the lowest validation loss, if one has a validation loss; and, of those that are not whole,
+    /// the ones with a lower loss and the ones whose loss cannot be read.
     pub fn best(&self) -> Result<Found, CheckpointError> {
         let (mut readable, mut rejected) = (Vec::new(), Vec::new());
         for step in self.steps()? {

@@ -6,7 +6,7 @@ use super::{TrainError, check_precision};
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
 use crate::model::Transformer;
-use crate::run::{CheckpointStore, RunDir};
+use crate::run::{CheckpointStore, Found, RunDir};
 use crate::tensors::from_safetensors;
 use burn::tensor::Device;
 use std::path::Path;
@@ -49,16 +49,27 @@ impl Trained {
     pub fn load(run: &Path, which: Which, device: &Device) -> Result<Self, TrainError> {
         let run = RunDir::open(run)?;
         let store = CheckpointStore::view(run.checkpoints());
-        let mut found = match which {
-            Which::Best => store.best()?,
-            Which::Latest => store.latest()?,
+        let mut rejected = vec![];
+        let mut take = |found: Found| {
+            let lines = found.rejected.iter().map(ToString::to_string);
+            for line in lines {
+                if !rejected.contains(&line) {
+                    rejected.push(line);
+                }
+            }
+            found.checkpoint
         };
-        if found.checkpoint.is_none() {
-            found = store.latest()?;
-        }
-        let none = || TrainError::NoCheckpoint { path: run.root().to_path_buf() };
-        let checkpoint = found.checkpoint.ok_or_else(none)?;
-        let rejected = found.rejected.iter().map(ToString::to_string).collect();
+        let best = match which {
+            Which::Best => take(store.best()?),
+            Which::Latest => None,
+        };
+        let checkpoint = match best {
+            Some(checkpoint) => checkpoint,
+            None => {
+                let none = || TrainError::NoCheckpoint { path: run.root().to_path_buf() };
+                take(store.latest()?).ok_or_else(none)?
+            }
+        };
         let path = checkpoint.path();
         let unfit = |error: &dyn std::fmt::Display| TrainError::unfit(path, error);
 
