@@ -22,7 +22,8 @@ use std::sync::{Mutex, PoisonError};
 const LARGE: usize = 200_000;
 const SMALL: usize = 2000;
 
-/// What an operator has to say of itself that the other says for it.
+/// What an operator has to say of itself that the other says for it. What the kernels of a backward leave by themselves is not
+/// part of it: those of the other have other cotangents.
 macro_rules! as_the_other {
     () => {
         fn spec(&self) -> &'static Spec {

@@ -225,6 +225,19 @@ mod tests {
         args: Args,
     }
 
+    /// The other forms of products and of turned heads ask by the name of one.
+    #[test]
+    fn every_operator_is_one_that_a_policy_decides_on() {
+        let forms = |name: &str| {
+            let products = name.starts_with("matmul_") || name == "gram";
+            products || name.starts_with("rope_") || name == "attention_qkv"
+        };
+        let names = kiln_bench::registry::all().iter().map(|op| op.spec().name);
+        let mut asked: Vec<_> = names.filter(|name| !forms(name)).collect();
+        asked.sort_unstable();
+        assert_eq!(asked, DECIDED);
+    }
+
     #[test]
     fn the_command_that_goes_on_has_all_that_was_given() {
         let hint = |line: &str| {

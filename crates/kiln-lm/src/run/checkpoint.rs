@@ -208,13 +208,7 @@ impl CheckpointStore {
     /// The whole checkpoint with the lowest validation loss, if one has a validation loss; and, of those that are not whole,
     /// the ones with a lower loss and the ones whose loss cannot be read.
     pub fn best(&self) -> Result<Found, CheckpointError> {
-        let (mut readable, mut rejected) = (Vec::new(), Vec::new());
-        for step in self.steps()? {
-            match self.checkpoint(step) {
-                Ok(checkpoint) => readable.push(checkpoint),
-                Err(damage) => rejected.push(Rejected { name: folder_name(step), damage }),
-            }
-        }
+        let (readable, mut rejected) = self.readable()?;
         for candidate in by_loss(&readable) {
             match candidate.manifest.verify(&candidate.path) {
                 Ok(()) => return Ok(Found { checkpoint: Some(candidate.clone()), rejected }),
@@ -252,9 +246,16 @@ impl CheckpointStore {
         Ok(self.names()?.iter().filter_map(|name| step_of(name)).collect())
     }
 
-    /// Checkpoints with a manifest and files of the right lengths, oldest first.
-    fn readable(&self) -> Result<Vec<Checkpoint>, DiskError> {
-        Ok(self.steps()?.into_iter().filter_map(|step| self.checkpoint(step).ok()).collect())
+    /// Checkpoints with a manifest and files of the right lengths, and the others, oldest first.
+    fn readable(&self) -> Result<(Vec<Checkpoint>, Vec<Rejected>), DiskError> {
+        let (mut readable, mut rejected) = (Vec::new(), Vec::new());
+        for step in self.steps()? {
+            match self.checkpoint(step) {
+                Ok(checkpoint) => readable.push(checkpoint),
+                Err(damage) => rejected.push(Rejected { name: folder_name(step), damage }),
+            }
+        }
+        Ok((readable, rejected))
     }
 
     fn checkpoint(&self, step: u64) -> Result<Checkpoint, Damage> {
@@ -311,7 +312,7 @@ impl CheckpointStore {
     /// Damaged checkpoints do not count and are not touched: what cannot be read now may be
     /// readable later, and one that replaces them removes them.
     fn prune(&self, saved: u64) -> Result<(), DiskError> {
-        let readable = self.readable()?;
+        let (readable, _) = self.readable()?;
         let best = by_loss(&readable).first().map(|checkpoint| checkpoint.step());
         let old = readable.len().saturating_sub(self.keep);
         for checkpoint in &readable[..old] {
