@@ -1,13 +1,13 @@
-//! h_post and h_res of the tokens whose sums this cube has added up, one unit a token, after all of them have passed.
+//! h_post and h_res of the tokens whose sums a warp has added up, a lane a token, while others pass.
 
 use super::super::sinkhorn;
 use super::super::token::sigmoid;
 use super::kernel::{Place, Sizes};
-use super::plan::{Once, TOKENS, UNITS};
+use super::plan::{OWNERS, Once, TOKENS};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
-/// Writes them; after x·φᵀ and the norms of all tokens of this cube.
+/// Writes those of as many of a warp's turns as fill its lanes: the first came as number `first`, the last as number `last`.
 #[cube]
 pub(super) fn coefficients(
     mix: &[f32],
@@ -16,15 +16,19 @@ pub(super) fn coefficients(
     bias: &[f32],
     h_post: &mut [f32],
     h_res: &mut [f32],
+    first: u32,
+    last: u32,
     place: &Place,
     sizes: &Sizes,
     #[comptime] once: Once,
 ) {
     let (n, rows) = comptime!((once.streams, once.rows));
     let (own, cubes) = comptime!((once.own_tokens() as u32, once.cubes as u32));
-    for at in range_stepped(UNIT_POS, place.count * own, comptime!(UNITS as u32)) {
-        let row = place.rank + at % own * cubes;
-        let token = place.token(at / own, sizes) + row;
+    let lane = UNIT_POS % 32;
+    let number = first + lane / own * comptime!(OWNERS as u32);
+    if number <= last {
+        let row = place.rank + lane % own * cubes;
+        let token = place.token(number, sizes) + row;
         if row < comptime!(TOKENS as u32) && token < sizes.tokens {
             let (token, r) = (token as usize, norm[token as usize]);
             let y = read(mix, token, rows);

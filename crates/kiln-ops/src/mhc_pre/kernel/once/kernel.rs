@@ -5,7 +5,6 @@
 // Kernels have no `is_multiple_of`.
 #![allow(clippy::manual_is_multiple_of)]
 
-use super::coefficients::coefficients;
 use super::multiply::{fetch_phi, multiply};
 use super::plan::{OWNERS, Once, TOKENS, WARPS};
 use super::weight::{Weighting, weight};
@@ -167,10 +166,24 @@ pub(super) fn once_kernel<E: Float>(
             alpha: alpha[0],
             owner,
         };
-        weight(&of, mix, norm, parts, &mut shared, counters, &ring, &sides, &place, &sizes, once);
+        weight(
+            &of,
+            mix,
+            norm,
+            alpha,
+            bias,
+            h_post,
+            h_res,
+            parts,
+            &mut shared,
+            counters,
+            &ring,
+            &sides,
+            &place,
+            &sizes,
+            once,
+        );
     }
-    sync_cube();
-    coefficients(&*mix, &*norm, alpha, bias, h_post, h_res, &place, &sizes, once);
     // Others still write into this cube.
     if comptime!(once.clustered()) {
         sync_cluster();

@@ -126,6 +126,11 @@ impl Once {
         TOKENS.div_ceil(self.cubes)
     }
 
+    /// Turns of a warp that weights whose tokens fill its lanes.
+    pub(super) fn turns(&self) -> usize {
+        32 / self.own_tokens()
+    }
+
     /// f32 that a cube of the cluster sends to another one of tokens that are taken together.
     pub(super) fn letter(&self) -> usize {
         self.firsts() + self.own_tokens() * self.rest()

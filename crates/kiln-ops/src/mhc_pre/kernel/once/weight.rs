@@ -6,6 +6,7 @@
 #![allow(clippy::manual_is_multiple_of)]
 
 use super::super::token::sigmoid;
+use super::coefficients::coefficients;
 use super::exchange::{exchange, leave_group};
 use super::kernel::{Place, Sizes};
 use super::multiply::phi_is_held;
@@ -127,6 +128,10 @@ pub(super) fn weight(
     of: &Weighting,
     mix: &mut [f32],
     norm: &mut [f32],
+    alpha: &[f32],
+    bias: &[f32],
+    h_post: &mut [f32],
+    h_res: &mut [f32],
     parts: &mut [f32],
     shared: &mut Shared<[f32]>,
     counters: &mut [Atomic<u32>],
@@ -149,6 +154,7 @@ pub(super) fn weight(
             load(of, number, number, ring, place, sizes, once);
         }
     }
+    let (mut first, mut turn) = (of.owner + 0, 0u32);
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
         let (stage, phase) = (number % stages, number / stages);
@@ -181,6 +187,15 @@ pub(super) fn weight(
         sync_plane();
         if number + stages < place.count {
             load(of, number + stages, stage, ring, place, sizes, once);
+        }
+        turn += 1;
+        let next = number + comptime!(OWNERS as u32);
+        if turn == comptime!(once.turns() as u32) || next >= place.count {
+            coefficients(
+                &*mix, &*norm, alpha, bias, h_post, h_res, first, number, place, sizes, once,
+            );
+            first = next + 0;
+            turn = 0;
         }
     }
     if comptime!(once.mixes) {
