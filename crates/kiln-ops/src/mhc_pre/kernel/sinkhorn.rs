@@ -32,10 +32,28 @@ pub(super) fn project(
     #[comptime] n: usize,
     #[comptime] ptx: bool,
 ) {
+    begin(a, eps, n, ptx);
+    repeat(a, repeats - 1, eps, n, ptx);
+}
+
+/// What the first repeat makes.
+#[cube]
+pub(super) fn begin(a: &mut Array<f32>, eps: f32, #[comptime] n: usize, #[comptime] ptx: bool) {
     softmax(a, n, ptx);
     add(a, eps, n);
     let _ = divide(a, eps, n, false, ptx);
-    for _ in 1..repeats {
+}
+
+/// So many more.
+#[cube]
+pub(super) fn repeat(
+    a: &mut Array<f32>,
+    times: u32,
+    eps: f32,
+    #[comptime] n: usize,
+    #[comptime] ptx: bool,
+) {
+    for _ in 0..times {
         let _ = divide(a, eps, n, true, ptx);
         let _ = divide(a, eps, n, false, ptx);
     }

@@ -7,29 +7,67 @@ use super::plan::{OWNERS, Once, TOKENS};
 use crate::tile::cuda::ptx::*;
 use cubecl::prelude::*;
 
-/// Writes those of as many of a warp's turns as fill its lanes: the first came as number `first`, the last as number `last`.
+/// What a lane has in hand of Sinkhorn: a token's matrix, which is that of no token if `token` is beyond all.
+#[derive(CubeType)]
+pub(super) struct InHand {
+    matrix: Array<f32>,
+    token: u32,
+    /// Repeats to come.
+    left: u32,
+}
+
 #[cube]
-pub(super) fn coefficients(
-    mix: &[f32],
-    norm: &[f32],
-    alpha: &[f32],
-    bias: &[f32],
-    h_post: &mut [f32],
-    h_res: &mut [f32],
-    first: u32,
-    last: u32,
-    place: &Place,
-    sizes: &Sizes,
-    #[comptime] once: Once,
-) {
-    let (n, rows) = comptime!((once.streams, once.rows));
-    let (own, cubes) = comptime!((once.own_tokens() as u32, once.cubes as u32));
-    let lane = UNIT_POS % 32;
-    let number = first + lane / own * comptime!(OWNERS as u32);
-    if number <= last {
+impl InHand {
+    pub(super) fn none(sizes: &Sizes, #[comptime] once: Once) -> InHand {
+        let mut matrix = Array::<f32>::new(comptime!(once.streams * once.streams));
+        #[unroll]
+        for i in 0..comptime!(once.streams * once.streams) {
+            matrix[i] = f32::new(0.0);
+        }
+        InHand { matrix, token: sizes.tokens + 0, left: 0u32.runtime() }
+    }
+
+    /// Repeats at most so many times.
+    pub(super) fn go_on(&mut self, times: u32, sizes: &Sizes, #[comptime] once: Once) {
+        if comptime!(once.sinkhorn) {
+            let some = min(self.left, times);
+            sinkhorn::repeat(&mut self.matrix, some, sizes.hc_eps, once.streams, true);
+            self.left -= some;
+        }
+    }
+
+    /// Repeats what is left, and writes h_res.
+    pub(super) fn end(&mut self, h_res: &mut [f32], sizes: &Sizes, #[comptime] once: Once) {
+        self.go_on(sizes.repeats, sizes, once);
+        if self.token < sizes.tokens {
+            write(h_res, self.token as usize, &self.matrix, comptime!(once.streams * once.streams));
+        }
+    }
+
+    /// Begins with the tokens of as many of a warp's turns as fill its lanes, the first of which came as number `first`, the
+    /// last as number `last`; and writes their h_post.
+    pub(super) fn begin(
+        &mut self,
+        mix: &[f32],
+        norm: &[f32],
+        alpha: &[f32],
+        bias: &[f32],
+        h_post: &mut [f32],
+        first: u32,
+        last: u32,
+        place: &Place,
+        sizes: &Sizes,
+        #[comptime] once: Once,
+    ) {
+        let (n, rows) = comptime!((once.streams, once.rows));
+        let (own, cubes) = comptime!((once.own_tokens() as u32, once.cubes as u32));
+        let lane = UNIT_POS % 32;
+        let number = first + lane / own * comptime!(OWNERS as u32);
         let row = place.rank + lane % own * cubes;
         let token = place.token(number, sizes) + row;
-        if row < comptime!(TOKENS as u32) && token < sizes.tokens {
+        self.token = sizes.tokens + 0;
+        if number <= last && row < comptime!(TOKENS as u32) && token < sizes.tokens {
+            self.token = token + 0;
             let (token, r) = (token as usize, norm[token as usize]);
             let y = read(mix, token, rows);
             let mut post = Array::<f32>::new(n);
@@ -39,16 +77,15 @@ pub(super) fn coefficients(
                 post[i] = 2.0 * sigmoid(alpha[1] * (y[j] * r) + bias[j], true);
             }
             write(h_post, token, &post, n);
-            let mut res = Array::<f32>::new(comptime!(n * n));
             #[unroll]
             for i in 0..comptime!(n * n) {
                 let j = comptime!(2 * n + i);
-                res[i] = alpha[2] * (y[j] * r) + bias[j];
+                self.matrix[i] = alpha[2] * (y[j] * r) + bias[j];
             }
-            if comptime!(once.sinkhorn) {
-                sinkhorn::project(&mut res, sizes.repeats, sizes.hc_eps, n, true);
-            }
-            write(h_res, token, &res, comptime!(n * n));
+        }
+        if comptime!(once.sinkhorn) {
+            sinkhorn::begin(&mut self.matrix, sizes.hc_eps, n, true);
+            self.left = sizes.repeats - 1;
         }
     }
 }

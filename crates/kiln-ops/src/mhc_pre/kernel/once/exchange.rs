@@ -20,7 +20,6 @@ pub(super) fn exchange(
     of: &Weighting,
     mix: &mut [f32],
     parts: &mut [f32],
-    shared: &mut Shared<[f32]>,
     counters: &mut [Atomic<u32>],
     sides: &Ring,
     owned: u32,
@@ -35,11 +34,12 @@ pub(super) fn exchange(
     if comptime!(once.mixes) {
         store_mixed(of, number, place, sizes, once);
     }
-    let side_at = comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32);
+    let side_at =
+        place.base + (comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32)) * 4;
     if comptime!(once.clustered()) {
-        send(&*shared, side_at, number, place, once);
+        send(side_at, number, place, once);
     } else {
-        leave(&*shared, side_at, parts, number, place, once);
+        leave(side_at, parts, number, place, once);
     }
     sync_plane();
     if lane == 0 {
@@ -48,7 +48,7 @@ pub(super) fn exchange(
     if comptime!(once.clustered()) {
         let slot = place.slot(number, once);
         barrier_wait(slot.full + 0, slot.time & 1);
-        collect(of, mix, shared, owned, number, place, sizes, once);
+        collect(of, mix, owned, number, place, sizes, once);
         sync_plane();
         // To all that send to it.
         if comptime!(once.cubes == 1) {
@@ -65,60 +65,42 @@ pub(super) fn exchange(
             counter_add(counter + 0);
         }
         counter_wait(counter + 0, (number / places + 1) * cubes);
-        collect(of, mix, shared, owned, number, place, sizes, once);
+        collect(of, mix, owned, number, place, sizes, once);
         sync_plane();
     }
 }
 
-/// The sums of all warps of four that are left: of a column of four tokens, first, then of four columns of a token. Where
-/// these end within a four, what fills it up is somebody else's, and is not read later.
+/// The sums of all warps of four of what is left: the fours of y that weights are made of, token by token, then the squares of
+/// four tokens, then the rest of tokens.
 #[cube]
-fn of_warps(
-    shared: &Shared<[f32]>,
-    side: u32,
-    four: u32,
-    #[comptime] once: Once,
-) -> Vector<f32, Const<4>> {
-    let (n, columns) = comptime!((once.streams as u32, once.columns() as u32));
-    let (firsts, fours) = comptime!((once.firsts() as u32 / 4, once.rest() as u32 / 4));
-    let first = four < firsts;
-    let j = four / comptime!(TOKENS as u32 / 4);
-    let of_first = four % comptime!(TOKENS as u32 / 4) * 4 * columns
-        + select(j < n, j, comptime!(columns - 1));
+fn of_warps(side: u32, four: u32, #[comptime] once: Once) -> Vector<f32, Const<4>> {
+    let line = comptime!(once.line() as u32);
+    let (heads, fours) = comptime!((once.heads() as u32 / 4, once.rest() as u32 / 4));
+    let (ys, firsts) = comptime!((TOKENS as u32 * heads, once.firsts() as u32 / 4));
+    let of_head = four / heads * line + comptime!(once.rest() as u32) + four % heads * 4;
     let behind = four - min(four, firsts);
-    let of_rest = behind / fours * columns + n + behind % fours * 4;
-    let from = side + select(first, of_first, of_rest);
-    let step = select(first, columns, 1u32);
-    let mut quad = Vector::<f32, Const<4>>::new(0.0f32);
+    let of_rest = behind / fours * line + behind % fours * 4;
+    let of_squares = (four - min(four, ys)) * 4 + comptime!(TOKENS as u32) * line;
+    let of_first = select(four < ys, of_head, of_squares);
+    let from = side + select(four < firsts, of_first, of_rest) * 4;
+    let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
     #[unroll]
-    for e in 0..4usize {
-        let mut sum = f32::new(0.0);
-        #[unroll]
-        for warp in 0..WARPS {
-            let of_warp = comptime!((warp * TOKENS) as u32 * columns);
-            sum += shared[(from + step * comptime!(e as u32) + of_warp) as usize];
-        }
-        quad.insert(e, sum);
+    for warp in 0..WARPS {
+        let words = load_16_shared(from + comptime!((4 * warp * once.of_warp()) as u32));
+        sum += Vector::reinterpret(words);
     }
-    quad
+    sum
 }
 
 /// Leaves the sums of this cube in the workspace.
 #[cube]
-fn leave(
-    shared: &Shared<[f32]>,
-    side: u32,
-    parts: &mut [f32],
-    number: u32,
-    place: &Place,
-    #[comptime] once: Once,
-) {
+fn leave(side: u32, parts: &mut [f32], number: u32, place: &Place, #[comptime] once: Once) {
     let part = comptime!(once.part() as u32);
     let workspace = place.workspace(number, once) + (place.rank * part) as usize;
     for turn in 0..comptime!((part / 4).div_ceil(32)) {
         let four = turn * 32 + UNIT_POS % 32;
         if four < comptime!(part / 4) {
-            let quad = of_warps(shared, side, four, once);
+            let quad = of_warps(side, four, once);
             #[unroll]
             for e in 0..4usize {
                 parts[workspace + (four * 4) as usize + e] = quad.extract(e);
@@ -130,7 +112,7 @@ fn leave(
 /// Sends the sums of this cube to those of the cluster: what weights are made of to all, the rest of a token to the one
 /// that adds it up.
 #[cube]
-fn send(shared: &Shared<[f32]>, side: u32, number: u32, place: &Place, #[comptime] once: Once) {
+fn send(side: u32, number: u32, place: &Place, #[comptime] once: Once) {
     let cubes = comptime!(once.cubes as u32);
     let (firsts, fours) = comptime!((once.firsts() as u32 / 4, once.rest() as u32 / 4));
     let (part, letter) = comptime!((once.part() as u32 / 4, once.letter() as u32 / 4));
@@ -148,7 +130,7 @@ fn send(shared: &Shared<[f32]>, side: u32, number: u32, place: &Place, #[comptim
     for turn in 0..comptime!(part.div_ceil(32)) {
         let four = turn * 32 + UNIT_POS % 32;
         if four < part {
-            let quad = of_warps(shared, side, four, once);
+            let quad = of_warps(side, four, once);
             if four < firsts {
                 #[unroll]
                 for to in 0..cubes {
@@ -224,7 +206,6 @@ fn of_some(
 fn collect(
     of: &Weighting,
     mix: &mut [f32],
-    shared: &mut Shared<[f32]>,
     owned: u32,
     number: u32,
     place: &Place,
@@ -252,17 +233,19 @@ fn collect(
                 left(workspace + u64::cast_from(at) * 16, once)
             };
             if four < firsts {
-                #[unroll]
-                for e in 0..4usize {
-                    shared[(owned + four * 4) as usize + e] = sum.extract(e);
-                }
+                store_16_shared(place.base + (owned + four * 4) * 4, Vector::reinterpret(sum));
             } else {
                 let j = n + piece * 4;
                 let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
-                #[unroll]
-                for e in 0..4usize {
-                    if j + comptime!(e as u32) < rows {
-                        mix[to + e] = sum.extract(e);
+                if comptime!(n % 4 == 0) {
+                    let mix = global_address::<f32>(mix.as_ptr());
+                    store_quad(mix + u64::cast_from(to) * 4, &sum);
+                } else {
+                    #[unroll]
+                    for e in 0..4usize {
+                        if j + comptime!(e as u32) < rows {
+                            mix[to + e] = sum.extract(e);
+                        }
                     }
                 }
             }

@@ -29,7 +29,11 @@ pub(super) fn fetch_phi(
         let at = (turn * 32 + UNIT_POS % 32) * warps + owner;
         if at < pieces {
             let piece = (at + place.group * comptime!(warps + 1)) % pieces;
-            let from = u64::cast_from(piece) * u64::cast_from(sizes.width) + u64::cast_from(first);
+            // Rows follow each other: of four of them the same columns are in different banks.
+            let (row, stream) =
+                (piece % comptime!(once.rows as u32), piece / comptime!(once.rows as u32));
+            let line = row * comptime!(once.streams as u32) + stream;
+            let from = u64::cast_from(line) * u64::cast_from(sizes.width) + u64::cast_from(first);
             bulk_load_arriving(phi_at(place, piece, once), phi + from * 4, bytes + 0, arrived);
         }
     }
@@ -66,12 +70,12 @@ fn hold_phi(
         let mut pairs = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * eights));
         #[unroll]
         for i in 0..comptime!(2 * eights) {
-            let row = lane / 4 + comptime!(8 * (i as u32 / 2));
+            let (row, of_row) = row_of(lane / 4 + comptime!(8 * (i as u32 / 2)), once);
             let column = column + comptime!(8 * (i as u32 % 2));
             let there = of_step
-                && row < comptime!(once.rows as u32)
+                && of_row
                 && place.rank * comptime!((once.boxes * BOX) as u32) + column < sizes.width;
-            let from = phi_at(place, row * streams + stream, once) + column * 4;
+            let from = phi_at(place, stream * comptime!(once.rows as u32) + row, once) + column * 4;
             let pair = load_pair(select(there, from, place.base));
             pairs[i] = select(there, pair, Vector::new(0.0f32));
         }
@@ -89,6 +93,16 @@ fn hold_phi(
         }
     }
     held
+}
+
+/// The row of φ that is column `at` of what is multiplied, and whether there is one.
+#[cube]
+fn row_of(at: u32, #[comptime] once: Once) -> (u32, bool) {
+    let (n, rest) = comptime!((once.streams as u32, once.rest() as u32));
+    let is_rest = at < rest;
+    let row = select(is_rest, at + n, at - rest);
+    let there = select(is_rest, row < comptime!(once.rows as u32), row < n);
+    (select(there, row, 0u32), there)
 }
 
 /// The number of step `m` of a warp among those of all: four are a box, and a box has its streams one after another. A warp
@@ -131,7 +145,6 @@ pub(super) fn multiply(
     #[comptime] once: Once,
 ) {
     let (steps, eights) = comptime!((once.steps(), once.eights()));
-    let columns = comptime!(once.columns() as u32);
     let float = comptime!(Float16::Bf16);
     barrier_wait(phi_arrived, 0u32);
     let held = hold_phi(warp, place, sizes, once);
@@ -201,23 +214,26 @@ pub(super) fn multiply(
         }
         let side = number % comptime!(once.sides as u32);
         sides.vacant(side, number / comptime!(once.sides as u32));
-        let side_at = comptime!(once.sides_at() as u32) + side * comptime!(once.side() as u32);
-        let to = side_at + warp * comptime!(TOKENS as u32 * columns) + lane / 4 * columns;
+        let side_at = comptime!(once.sides_at() as u32)
+            + side * comptime!(once.side() as u32)
+            + warp * comptime!(once.of_warp() as u32);
         #[unroll]
         for half in 0..2usize {
-            let row = to + comptime!(8 * half as u32 * columns);
+            let (even, odd) = comptime!((2 * half, 2 * half + 1));
+            let row = lane / 4 + comptime!(8 * half as u32);
+            let to =
+                place.base + (side_at + row * comptime!(once.line() as u32) + lane % 4 * 2) * 4;
             #[unroll]
             for e in 0..eights {
-                let column = row + lane % 4 * 2 + comptime!(8 * e as u32);
-                shared[column as usize] = sums[e].extract(comptime!(2 * half));
-                shared[column as usize + 1] = sums[e].extract(comptime!(2 * half + 1));
+                let at = to + comptime!(32 * e as u32);
+                store_two_shared(at, sums[e].extract(even), sums[e].extract(odd));
             }
             // Row and column are the same in one of four lanes.
             if lane % 4 == lane / 8 {
-                let (even, odd) = comptime!((2 * half, 2 * half + 1));
                 let gram = grams[half];
                 let square = select(lane / 4 % 2 == 0, gram.extract(even), gram.extract(odd));
-                shared[(row + comptime!(8 * eights as u32)) as usize] = square;
+                shared[(side_at + comptime!((TOKENS * once.line()) as u32) + row) as usize] =
+                    square;
             }
         }
         sync_plane();
@@ -299,7 +315,7 @@ fn mix_stream(
 
 /// So many neighbouring f32 of shared memory.
 #[cube]
-fn numbers(from: u32, #[comptime] count: usize) -> Array<f32> {
+pub(super) fn numbers(from: u32, #[comptime] count: usize) -> Array<f32> {
     let mut found = Array::<f32>::new(count);
     if comptime!(count % 4 == 0) {
         #[unroll]

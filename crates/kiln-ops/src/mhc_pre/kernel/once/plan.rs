@@ -141,9 +141,18 @@ impl Once {
         self.cubes * self.letter()
     }
 
-    /// Rows of φ in eights.
+    /// Of a token: what weights are made of, and the rest of x·φᵀ, in whole fours.
+    pub(super) fn heads(&self) -> usize {
+        self.streams.next_multiple_of(4)
+    }
+
+    pub(super) fn rest(&self) -> usize {
+        (self.rows - self.streams).next_multiple_of(4)
+    }
+
+    /// Columns of what is multiplied, in eights: first the rest, then what weights are made of.
     pub(super) fn eights(&self) -> usize {
-        self.rows.div_ceil(8)
+        (self.rest() + self.heads()).div_ceil(8)
     }
 
     /// Steps of 16 of K that a cube has, and that each of its warps has.
@@ -208,14 +217,19 @@ impl Once {
         self.stages - self.phi_stages()
     }
 
-    /// What a warp has of a token: of x·φᵀ, and the sum of its squares behind it. An odd number, for the banks.
-    pub(super) fn columns(&self) -> usize {
-        8 * self.eights() + 1
+    /// f32 from a token to the next of what a warp has of x·φᵀ. Eights of four tokens are in different banks.
+    pub(super) fn line(&self) -> usize {
+        8 * (self.eights() | 1)
+    }
+
+    /// f32 that a warp has of tokens that are taken together, at the end the sums of squares.
+    pub(super) fn of_warp(&self) -> usize {
+        TOKENS * (self.line() + 1)
     }
 
     /// f32 that all warps have of tokens that are taken together.
     pub(super) fn side(&self) -> usize {
-        WARPS * TOKENS * self.columns()
+        WARPS * self.of_warp()
     }
 
     /// f32 that a cube leaves of tokens that are taken together: first what the weights are made of, y and the sum of the
@@ -225,12 +239,7 @@ impl Once {
     }
 
     pub(super) fn firsts(&self) -> usize {
-        TOKENS * (self.streams + 1)
-    }
-
-    /// Of a token.
-    pub(super) fn rest(&self) -> usize {
-        (self.rows - self.streams).next_multiple_of(4)
+        TOKENS * (self.heads() + 1)
     }
 
     /// Where in the workspace tokens may be: before a place is taken again, all cubes of the group have read it, for none

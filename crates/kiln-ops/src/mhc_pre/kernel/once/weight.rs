@@ -6,10 +6,10 @@
 #![allow(clippy::manual_is_multiple_of)]
 
 use super::super::token::sigmoid;
-use super::coefficients::coefficients;
+use super::coefficients::InHand;
 use super::exchange::{exchange, leave_group};
 use super::kernel::{Place, Sizes};
-use super::multiply::phi_is_held;
+use super::multiply::{numbers, phi_is_held};
 use super::plan::{BOX, OWNERS, Once, TOKENS};
 use crate::exponential::reciprocal;
 use crate::tile::cuda::pipeline::Ring;
@@ -61,6 +61,16 @@ fn load(
     }
     if comptime!(once.mixes) {
         load_layer(of, number, stage, ring, place, sizes, once);
+    }
+}
+
+/// Has the streams of tokens come to the cache; by a warp.
+#[cube]
+fn prefetch(of: &Weighting, number: u32, place: &Place, sizes: &Sizes, #[comptime] once: Once) {
+    let (lane, boxes) = (UNIT_POS % 32, comptime!(once.boxes as u32));
+    if lane < boxes {
+        let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
+        tma_prefetch(of.map, column, place.token(number, sizes), 0u32);
     }
 }
 
@@ -149,16 +159,24 @@ pub(super) fn weight(
         for number in 0..min(place.count, early) {
             load(of, number, number, ring, place, sizes, once);
         }
+        // Those whose place φ has come to the cache meanwhile.
+        for number in early..min(place.count, stages) {
+            prefetch(of, number, place, sizes, once);
+        }
         phi_is_held();
         for number in early..min(place.count, stages) {
             load(of, number, number, ring, place, sizes, once);
         }
     }
     let (mut first, mut turn) = (of.owner + 0, 0u32);
+    let mut in_hand = InHand::none(sizes, once);
+    // As many at a turn that they are made when the next tokens are there.
+    let turns = comptime!(once.turns() as u32);
+    let some = (sizes.repeats + (turns - 1)) / turns;
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
         let (stage, phase) = (number % stages, number / stages);
-        exchange(of, mix, parts, shared, counters, sides, owned, number, place, sizes, once);
+        exchange(of, mix, parts, counters, sides, owned, number, place, sizes, once);
         weights(of, mix, norm, shared, owned, number, place, sizes, once);
         sync_plane();
         // Has been filled, as those who multiplied saw; now this warp sees it too.
@@ -168,17 +186,7 @@ pub(super) fn weight(
         let token = place.token(number, sizes);
         for four in 0..comptime!(TOKENS as u32 / 4) {
             let row = four * 4 + lane / 8;
-            write_h_in(
-                of.out,
-                &*shared,
-                weights_at + row * n,
-                stage_at,
-                row,
-                token,
-                place,
-                sizes,
-                once,
-            );
+            write_h_in(of.out, weights_at + row * n, stage_at, row, token, place, sizes, once);
         }
         // All lanes have read the stage.
         if comptime!(once.mixes) {
@@ -190,14 +198,15 @@ pub(super) fn weight(
         }
         turn += 1;
         let next = number + comptime!(OWNERS as u32);
+        in_hand.go_on(some, sizes, once);
         if turn == comptime!(once.turns() as u32) || next >= place.count {
-            coefficients(
-                &*mix, &*norm, alpha, bias, h_post, h_res, first, number, place, sizes, once,
-            );
+            in_hand.end(h_res, sizes, once);
+            in_hand.begin(&*mix, &*norm, alpha, bias, h_post, first, number, place, sizes, once);
             first = next + 0;
             turn = 0;
         }
     }
+    in_hand.end(h_res, sizes, once);
     if comptime!(once.mixes) {
         tma_store_wait();
     }
@@ -230,10 +239,10 @@ fn weights(
         let at = turn * 32 + UNIT_POS % 32;
         if at < all {
             let (row, i) = (at / n, at % n);
-            let from = owned + row;
-            let squares = shared[(from + comptime!(n * TOKENS as u32)) as usize];
+            let heads = comptime!(once.heads() as u32);
+            let squares = shared[(owned + comptime!(heads * TOKENS as u32) + row) as usize];
             let r = f32::inverse_sqrt(squares * share + sizes.norm_eps);
-            let y = shared[(from + i * comptime!(TOKENS as u32)) as usize];
+            let y = shared[(owned + row * heads + i) as usize];
             let bias = shared[comptime!(once.biases_at()) + i as usize];
             let weight = sigmoid(of.alpha * (y * r) + bias, true) + sizes.hc_eps;
             shared[(owned + comptime!(once.firsts() as u32) + at) as usize] = weight;
@@ -252,7 +261,6 @@ fn weights(
 #[cube]
 fn write_h_in(
     out: u64,
-    shared: &Shared<[f32]>,
     weights_at: u32,
     stage_at: u32,
     row: u32,
@@ -263,11 +271,7 @@ fn write_h_in(
 ) {
     let n = comptime!(once.streams);
     let vector = UNIT_POS % 8;
-    let mut weights = Array::<f32>::new(n);
-    #[unroll]
-    for i in 0..n {
-        weights[i] = shared[weights_at as usize + i];
-    }
+    let weights = numbers(place.base + weights_at * 4, n);
     let from = stage_at + row * 128 + ((vector ^ (row % 8)) << 4);
     let token = first_token + row;
     let first = place.rank * comptime!((once.boxes * BOX) as u32) + vector * 8;

@@ -168,6 +168,15 @@ pub(crate) fn load_16_shared(addr: u32) -> Vector<u32, Const<4>> {
     out
 }
 
+/// Stores two f32 side by side to shared memory.
+#[cube]
+pub(crate) fn store_two_shared(addr: u32, first: f32, second: f32) {
+    gpu_asm!(
+        "st.shared.v2.f32 [{to}], {{{a}, {b}}};",
+        to = in(_) addr, a = in(_) first, b = in(_) second
+    );
+}
+
 /// Stores eight numbers, rounded, to global memory: 16 bytes that begin at a multiple of 16.
 #[cube]
 pub(crate) fn store_eight(addr: u64, x: &Array<f32>, #[comptime] float: Float16) {
