@@ -64,16 +64,6 @@ fn load(
     }
 }
 
-/// Has the streams of tokens come to the cache; by a warp.
-#[cube]
-fn prefetch(of: &Weighting, number: u32, place: &Place, sizes: &Sizes, #[comptime] once: Once) {
-    let (lane, boxes) = (UNIT_POS % 32, comptime!(once.boxes as u32));
-    if lane < boxes {
-        let column = (place.rank * boxes + lane) * comptime!(BOX as u32);
-        tma_prefetch(of.map, column, place.token(number, sizes), 0u32);
-    }
-}
-
 /// Loads what their streams are mixed with, beside [`load`].
 #[cube]
 fn load_layer(
@@ -159,10 +149,6 @@ pub(super) fn weight(
         for number in 0..min(place.count, early) {
             load(of, number, number, ring, place, sizes, once);
         }
-        // Those whose place φ has come to the cache meanwhile.
-        for number in early..min(place.count, stages) {
-            prefetch(of, number, place, sizes, once);
-        }
         phi_is_held();
         for number in early..min(place.count, stages) {
             load(of, number, number, ring, place, sizes, once);
@@ -170,8 +156,8 @@ pub(super) fn weight(
     }
     let (mut first, mut turn) = (of.owner + 0, 0u32);
     let mut in_hand = InHand::none(sizes, once);
-    // As many at a turn that they are made when the next tokens are there.
     let turns = comptime!(once.turns() as u32);
+    // Repeats a turn: all are made when the next tokens are there.
     let some = (sizes.repeats + (turns - 1)) / turns;
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
@@ -199,7 +185,7 @@ pub(super) fn weight(
         turn += 1;
         let next = number + comptime!(OWNERS as u32);
         in_hand.go_on(some, sizes, once);
-        if turn == comptime!(once.turns() as u32) || next >= place.count {
+        if turn == turns || next >= place.count {
             in_hand.end(h_res, sizes, once);
             in_hand.begin(&*mix, &*norm, alpha, bias, h_post, first, number, place, sizes, once);
             first = next + 0;

@@ -23,16 +23,7 @@ pub(crate) fn tma_load(dst: u32, map: u64, bar: u32, x: u32, y: u32, z: u32) {
     );
 }
 
-/// Has such a box come to the cache.
-#[cube]
-pub(crate) fn tma_prefetch(map: u64, x: u32, y: u32, z: u32) {
-    gpu_asm!(
-        "cp.async.bulk.prefetch.tensor.3d.L2.global [{m}, {{{x}, {y}, {z}}}];",
-        m = in(_) map, x = in(_) x, y = in(_) y, z = in(_) z
-    );
-}
-
-/// Loads a box of a tensor of four dimensions, `at` from the innermost on.
+/// The same of a tensor of four dimensions, `at` from the innermost on.
 #[cube]
 pub(crate) fn tma_load_rank4(dst: u32, map: u64, bar: u32, at: (u32, u32, u32, u32)) {
     let (x, y, z, w) = at;
