@@ -31,7 +31,7 @@ impl InHand {
     pub(super) fn go_on(&mut self, times: u32, sizes: &Sizes, #[comptime] once: Once) {
         if comptime!(once.sinkhorn) {
             let some = min(self.left, times);
-            sinkhorn::repeat(&mut self.matrix, some, sizes.hc_eps, once.streams, true);
+            sinkhorn::repeat(&mut self.matrix, 0u32, some, sizes.hc_eps, once.streams, true);
             self.left -= some;
         }
     }
