@@ -158,7 +158,7 @@ pub(super) fn weight(
     let mut in_hand = InHand::none(sizes, once);
     let turns = comptime!(once.turns() as u32);
     // Repeats a turn: all are made when the next tokens are there.
-    let some = (sizes.repeats + (turns - 1)) / turns;
+    let some = (sizes.repeats + comptime!(once.turns() as u32 - 1)) / turns;
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
         let (stage, phase) = (number % stages, number / stages);
