@@ -218,11 +218,12 @@ impl Operator for Row {
             case([1, 3, 8, 64], true).with("sinkhorn", 5),
             // The kernel that reads x once: tokens that are no multiple of sixteen, columns beyond the last, one cube and
             // two that share tokens, as clusters and, on two multiprocessors, through a workspace whose places are taken
-            // again; for each number of streams more sixteens than a cube has stages, in the backward too. Every second case
-            // is allocated as it is on two multiprocessors, the others are cut there, which takes two launches.
+            // again, with repeats of Sinkhorn while other tokens pass; for each number of streams more sixteens than a cube
+            // has stages, in the backward too. Every second case is allocated as it is on two multiprocessors, the others are
+            // cut there, which takes two launches.
             case([1, 276, 4, 16], true).with("sinkhorn", 3),
             case([3, 5, 4, 96], true).with("sinkhorn", 10),
-            case([1, 228, 4, 328], false),
+            case([1, 276, 4, 328], false).with("sinkhorn", 3),
             case([1, 116, 5, 72], true).with("sinkhorn", 1),
             case([1, 36, 5, 328], false),
             case([1, 292, 1, 72], false),

@@ -209,14 +209,15 @@ impl Operator for Row {
             case([1, 3, 4, 700], true).with("sinkhorn", 20),
             case([1, 130, 4, 16], true).with("sinkhorn", 3),
             // The kernel that reads x once: two cubes share tokens and columns beyond the last, as clusters and, on two
-            // multiprocessors, through a workspace whose places are taken again.
-            case([1, 230, 4, 392], false),
+            // multiprocessors, through a workspace whose places are taken again, with repeats of Sinkhorn while other tokens
+            // pass.
+            case([1, 290, 4, 392], false).with("sinkhorn", 3),
             case([1, 17, 6, 72], true).with("sinkhorn", 1),
             case([1, 70, 1, 72], false),
             case([1, 70, 3, 136], false).with("sinkhorn", 1),
             case([1, 230, 3, 520], false),
             // In the backward two cubes of a group whose places in the workspace are taken again, on two multiprocessors.
-            case([1, 340, 4, 136], true).with("sinkhorn", 1),
+            case([1, 340, 4, 136], true).with("sinkhorn", 10),
             case([1, 230, 1, 520], false).with("sinkhorn", 1),
             case([1, 310, 2, 264], false).with("sinkhorn", 1),
             case([1, 340, 3, 136], false).with("sinkhorn", 1),

@@ -309,12 +309,14 @@ fn repeats_bit_for_bit() {
 }
 
 /// Hopper's kernel: tokens that come one after the other through the same cubes are as tokens by themselves. Clusters of two
-/// and of eight, and cubes that are one group and take places of their workspace again.
+/// and of eight, cubes that are one group and take places of their workspace again, and clusters of three whose warps repeat for
+/// as many tokens as they have lanes while others pass.
 #[test]
 fn tokens_do_not_depend_on_those_before() {
     let hopper = |device: &Device| device::hardware(device).is_some_and(|it| it.wgmma);
     for device in kiln_test::or_skip("wgmma", devices().into_iter().filter(hopper)) {
-        for (tokens, n, d) in [(6000, 3, 520), (1300, 4, 2560), (300, 6, 4232)] {
+        let shapes = [(6000, 3, 520), (1300, 4, 2560), (300, 6, 4232), (14_500, 4, 768)];
+        for (tokens, n, d) in shapes {
             let case = Case::new(([1, tokens, n, d], 3), false, DType::BF16, 1, &device);
             let call = |x: Tensor<4>| {
                 let (phi, alpha, bias) = (case.phi.clone(), case.alpha.clone(), case.bias.clone());
@@ -323,7 +325,11 @@ fn tokens_do_not_depend_on_those_before() {
             };
             let (all, plans) = plans::listen(|| call(case.x.clone()));
             assert!(plans.iter().any(|plan| plan.starts_with("mhc_pre once")), "{plans:?}");
-            for first in (0..tokens).step_by(16).chain([tokens - 1]) {
+            let passes = plans.iter().any(|plan| plan.contains("repeats while tokens pass"));
+            assert_eq!(passes, tokens == 14_500, "{plans:?}");
+            // Of many sixteens some.
+            let step = 16 * tokens.div_ceil(16 * 400);
+            for first in (0..tokens).step_by(step).chain([tokens - 1]) {
                 let last = tokens.min(first + 16);
                 let some = call(case.x.clone().slice([0..1, first..last]));
                 let part = |of: &[f64], width: usize| of[first * width..last * width].to_vec();

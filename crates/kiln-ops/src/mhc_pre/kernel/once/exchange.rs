@@ -75,6 +75,7 @@ pub(super) fn exchange(
 #[cube]
 fn of_warps(side: u32, four: u32, #[comptime] once: Once) -> Vector<f32, Const<4>> {
     let line = comptime!(once.line() as u32);
+    // Fours of a token.
     let (heads, fours) = comptime!((once.heads() as u32 / 4, once.rest() as u32 / 4));
     let (ys, firsts) = comptime!((TOKENS as u32 * heads, once.firsts() as u32 / 4));
     let of_head = four / heads * line + comptime!(once.rest() as u32) + four % heads * 4;
@@ -237,6 +238,7 @@ fn collect(
             } else {
                 let j = n + piece * 4;
                 let to = (first_token + row) as usize * comptime!(rows as usize) + j as usize;
+                // Then the rest is whole fours, and rows begin with one.
                 if comptime!(n % 4 == 0) {
                     let mix = global_address::<f32>(mix.as_ptr());
                     store_quad(mix + u64::cast_from(to) * 4, &sum);

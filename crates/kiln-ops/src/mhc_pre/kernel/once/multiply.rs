@@ -313,7 +313,7 @@ fn mix_stream(
     mixed
 }
 
-/// So many neighbouring f32 of shared memory.
+/// So many neighbouring f32 of shared memory; of whole fours from a multiple of 16 bytes.
 #[cube]
 pub(super) fn numbers(from: u32, #[comptime] count: usize) -> Array<f32> {
     let mut found = Array::<f32>::new(count);

@@ -131,6 +131,11 @@ impl Once {
         32 / self.own_tokens()
     }
 
+    /// Whether, of so many sixteens of tokens, some pass while a warp has others in hand.
+    pub(super) fn passes(&self, sixteens: usize) -> bool {
+        sixteens > OWNERS * self.turns()
+    }
+
     /// f32 that a cube of the cluster sends to another one of tokens that are taken together.
     pub(super) fn letter(&self) -> usize {
         self.firsts() + self.own_tokens() * self.rest()
@@ -150,7 +155,8 @@ impl Once {
         (self.rows - self.streams).next_multiple_of(4)
     }
 
-    /// Columns of what is multiplied, in eights: first the rest, then what weights are made of.
+    /// Columns of what is multiplied, in eights: first the rest, then what weights are made of. Both are whole fours, which two and
+    /// six streams have an eight more for.
     pub(super) fn eights(&self) -> usize {
         (self.rest() + self.heads()).div_ceil(8)
     }
@@ -328,6 +334,10 @@ mod tests {
                 assert!(4 * plan.words() <= MEMORY - 1024, "{plan:?}");
                 assert!(plan.stages >= FEW_STAGES, "{plan:?}");
                 assert!(plan.stage_bytes().is_multiple_of(1024), "{plan:?}");
+                // What is read and written by sixteen bytes.
+                let places = [plan.sides_at(), plan.owned_at(), plan.slots_at()];
+                let sizes = [plan.side(), plan.of_warp(), plan.owned(), plan.letter()];
+                assert!(places.iter().chain(&sizes).all(|of| of % 4 == 0), "{plan:?}");
                 let phi = plan.pieces() * plan.piece_bytes();
                 assert!(phi <= (plan.stages - plan.early()) * plan.stage_bytes(), "{plan:?}");
                 let groups = 132 / plan.cubes;

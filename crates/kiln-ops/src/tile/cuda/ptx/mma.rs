@@ -168,7 +168,7 @@ pub(crate) fn load_16_shared(addr: u32) -> Vector<u32, Const<4>> {
     out
 }
 
-/// Stores two f32 side by side to shared memory.
+/// Stores two f32 side by side to shared memory, to an address that is a multiple of 8.
 #[cube]
 pub(crate) fn store_two_shared(addr: u32, first: f32, second: f32) {
     gpu_asm!(
