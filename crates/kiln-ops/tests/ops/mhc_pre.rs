@@ -315,8 +315,7 @@ fn repeats_bit_for_bit() {
 fn tokens_do_not_depend_on_those_before() {
     let hopper = |device: &Device| device::hardware(device).is_some_and(|it| it.wgmma);
     for device in kiln_test::or_skip("wgmma", devices().into_iter().filter(hopper)) {
-        let shapes = [(6000, 3, 520), (1300, 4, 2560), (300, 6, 4232), (14_500, 4, 768)];
-        for (tokens, n, d) in shapes {
+        for (tokens, n, d) in [(6000, 3, 520), (1300, 4, 2560), (300, 6, 4232), (14_500, 4, 768)] {
             let case = Case::new(([1, tokens, n, d], 3), false, DType::BF16, 1, &device);
             let call = |x: Tensor<4>| {
                 let (phi, alpha, bias) = (case.phi.clone(), case.alpha.clone(), case.bias.clone());
