@@ -33,7 +33,7 @@ pub(super) fn project(
     #[comptime] ptx: bool,
 ) {
     begin(a, eps, n, ptx);
-    repeat(a, 1u32, repeats, eps, n, ptx);
+    repeat(a, repeats - 1, eps, n, ptx);
 }
 
 /// What the first repeat makes.
@@ -44,17 +44,16 @@ pub(super) fn begin(a: &mut Array<f32>, eps: f32, #[comptime] n: usize, #[compti
     let _ = divide(a, eps, n, false, ptx);
 }
 
-/// The others, after `done` of `repeats`.
+/// So many more.
 #[cube]
 pub(super) fn repeat(
     a: &mut Array<f32>,
-    done: u32,
-    repeats: u32,
+    times: u32,
     eps: f32,
     #[comptime] n: usize,
     #[comptime] ptx: bool,
 ) {
-    for _ in done..repeats {
+    for _ in 0..times {
         let _ = divide(a, eps, n, true, ptx);
         let _ = divide(a, eps, n, false, ptx);
     }

@@ -34,14 +34,13 @@ impl InHand {
     pub(super) fn go_on(&mut self, times: u32, sizes: &Sizes, #[comptime] once: Once) {
         if comptime!(once.sinkhorn) {
             let some = min(self.left, times);
-            sinkhorn::repeat(&mut self.matrix, 0u32, some, sizes.hc_eps, once.streams, true);
+            sinkhorn::repeat(&mut self.matrix, some, sizes.hc_eps, once.streams, true);
             self.left -= some;
         }
     }
 
-    /// Repeats what is left, and writes h_res.
-    pub(super) fn end(&mut self, h_res: &mut [f32], sizes: &Sizes, #[comptime] once: Once) {
-        self.go_on(sizes.repeats, sizes, once);
+    /// Writes h_res, after all repeats.
+    pub(super) fn end(&self, h_res: &mut [f32], sizes: &Sizes, #[comptime] once: Once) {
         if self.token < sizes.tokens {
             write(h_res, self.token as usize, &self.matrix, comptime!(once.streams * once.streams));
         }

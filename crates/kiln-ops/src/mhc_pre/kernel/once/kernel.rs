@@ -163,7 +163,7 @@ pub(super) fn once_kernel<E: Float>(
             res: global_address::<f32>(layer_res.as_ptr()),
             parts: global_address::<f32>(parts.as_ptr()),
             out: global_address::<E>(h_in.as_ptr()),
-            alpha: alpha[0],
+            alpha_pre: alpha[0],
             owner,
         };
         weight(

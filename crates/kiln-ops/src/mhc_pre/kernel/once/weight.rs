@@ -3,7 +3,7 @@
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
 // Kernels have no `is_multiple_of`.
-#![allow(clippy::manual_is_multiple_of)]
+#![allow(clippy::manual_is_multiple_of, clippy::manual_div_ceil)]
 
 use super::super::token::sigmoid;
 use super::coefficients::InHand;
@@ -29,7 +29,8 @@ pub(super) struct Weighting {
     /// Addresses of the workspace and of h_in.
     pub(super) parts: u64,
     pub(super) out: u64,
-    pub(super) alpha: f32,
+    /// α of h_pre.
+    pub(super) alpha_pre: f32,
     /// Which of the warps.
     pub(super) owner: u32,
 }
@@ -154,11 +155,16 @@ pub(super) fn weight(
             load(of, number, number, ring, place, sizes, once);
         }
     }
-    let (mut first, mut turn) = (of.owner + 0, 0u32);
+    let mut first = of.owner + 0;
     let mut in_hand = InHand::none(sizes, once);
-    let turns = comptime!(once.turns() as u32);
+    // This warp's turns are cut into batches that fill its lanes, or nearly, all alike: before a shorter last one not all repeats
+    // would be made.
+    let turns = (place.count + (OWNERS as u32 - 1) - of.owner) / OWNERS as u32;
+    let (full, before) = comptime!((once.turns() as u32, once.turns() as u32 - 1));
+    let batches = max((turns + before) / full, 1u32);
+    let batch = max((turns + (batches - 1)) / batches, 1u32);
     // Repeats a turn: all are made when the next tokens are there.
-    let some = (sizes.repeats + comptime!(once.turns() as u32 - 1)) / turns;
+    let some = (sizes.repeats + (batch - 1)) / batch;
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
         let (stage, phase) = (number % stages, number / stages);
@@ -182,16 +188,16 @@ pub(super) fn weight(
         if number + stages < place.count {
             load(of, number + stages, stage, ring, place, sizes, once);
         }
-        turn += 1;
         let next = number + comptime!(OWNERS as u32);
-        in_hand.go_on(some, sizes, once);
-        if turn == turns || next >= place.count {
+        let ends = next == first + batch * OWNERS as u32 || next >= place.count;
+        in_hand.go_on(select(ends, sizes.repeats, some), sizes, once);
+        if ends {
             in_hand.end(h_res, sizes, once);
             in_hand.begin(&*mix, &*norm, alpha, bias, h_post, first, number, place, sizes, once);
             first = next + 0;
-            turn = 0;
         }
     }
+    in_hand.go_on(sizes.repeats, sizes, once);
     in_hand.end(h_res, sizes, once);
     if comptime!(once.mixes) {
         tma_store_wait();
@@ -230,7 +236,7 @@ fn weights(
             let r = f32::inverse_sqrt(squares * share + sizes.norm_eps);
             let y = shared[(owned + row * heads + i) as usize];
             let bias = shared[comptime!(once.biases_at()) + i as usize];
-            let weight = sigmoid(of.alpha * (y * r) + bias, true) + sizes.hc_eps;
+            let weight = sigmoid(of.alpha_pre * (y * r) + bias, true) + sizes.hc_eps;
             shared[(owned + comptime!(once.firsts() as u32) + at) as usize] = weight;
             let token = first_token + row;
             if row % cubes == place.rank && token < sizes.tokens {
