@@ -310,7 +310,7 @@ fn repeats_bit_for_bit() {
 
 /// Hopper's kernel: tokens that come one after the other through the same cubes are as tokens by themselves. Clusters of two
 /// and of eight, cubes that are one group and take places of their workspace again, and clusters of three whose warps repeat for
-/// as many tokens as they have lanes while others pass.
+/// the tokens of some turns while others pass.
 #[test]
 fn tokens_do_not_depend_on_those_before() {
     let hopper = |device: &Device| device::hardware(device).is_some_and(|it| it.wgmma);

@@ -132,18 +132,23 @@ impl Dims {
     fn mixing(&self) -> usize {
         self.streams * (self.streams + 1)
     }
+
+    /// Whether the bytes of φ·x of all tokens, sixteens of them, are counted in 32 bits.
+    #[cfg(feature = "cuda")]
+    fn counted(&self) -> bool {
+        u32::try_from(4 * self.rows * self.tokens.next_multiple_of(16)).is_ok()
+    }
 }
 
-/// Whether the kernels that are written for Hopper take these, in bf16: TMA wants whole sixteens of bytes. They count
-/// tokens and the numbers of h_res in 31 bits, as TMA does.
+/// Whether the kernels that are written for Hopper take these, in bf16: TMA wants whole sixteens of bytes, and what is small
+/// of a token, h_res and φ·x, is counted in bytes, in 32 bits.
 #[cfg(feature = "cuda")]
 fn hopper(tensors: &[&CubeTensor], d: Dims, family: Option<Family>) -> bool {
     let fits = |of: &&CubeTensor| of.dtype == DType::BF16 && launch::begins_at_16(of);
-    let counted = |numbers: usize| numbers <= i32::MAX as usize;
     Hardware::of(&tensors[0].client).wgmma
         && matches!(family, None | Some(Family::Wgmma))
         && d.width.is_multiple_of(8)
-        && counted(d.tokens.next_multiple_of(16) * d.mixing())
+        && d.counted()
         && tensors.iter().all(fits)
 }
 
@@ -312,4 +317,17 @@ pub(crate) fn backward_through(
     }
     let dphi = wanted[1].then(|| parts::of_phi(op, x, dm, d, family));
     ([dx, dphi, dalpha, dbias], None)
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::Dims;
+
+    #[test]
+    fn bytes_of_small_things_are_counted_in_32_bits() {
+        let most = (1 << 32) / 96 / 16 * 16;
+        let of = |tokens| Dims { tokens, streams: 4, width: 8, rows: 24 };
+        assert!(of(most).counted());
+        assert!(!of(most + 1).counted());
+    }
 }

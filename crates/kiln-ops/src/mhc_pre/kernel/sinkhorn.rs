@@ -44,7 +44,7 @@ pub(super) fn begin(a: &mut Array<f32>, eps: f32, #[comptime] n: usize, #[compti
     let _ = divide(a, eps, n, false, ptx);
 }
 
-/// So many more.
+/// So many repeats more, after [`begin`].
 #[cube]
 pub(super) fn repeat(
     a: &mut Array<f32>,

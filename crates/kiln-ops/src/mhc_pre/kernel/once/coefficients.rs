@@ -46,8 +46,8 @@ impl InHand {
         }
     }
 
-    /// Begins with the tokens of as many of a warp's turns as fill its lanes, the first of which came as number `first`, the
-    /// last as number `last`; and writes their h_post.
+    /// Begins with the tokens of a batch of a warp's turns, the first of which came as number `first`, the last as number
+    /// `last`; and writes their h_post.
     pub(super) fn begin(
         &mut self,
         mix: &[f32],

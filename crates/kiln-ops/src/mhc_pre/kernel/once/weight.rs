@@ -2,7 +2,7 @@
 
 // A sum is a value; a variable itself would be handed over to change.
 #![allow(clippy::identity_op)]
-// Kernels have no `is_multiple_of`.
+// Kernels have no `is_multiple_of`, and no `div_ceil`.
 #![allow(clippy::manual_is_multiple_of, clippy::manual_div_ceil)]
 
 use super::super::token::sigmoid;
@@ -157,13 +157,13 @@ pub(super) fn weight(
     }
     let mut first = of.owner + 0;
     let mut in_hand = InHand::none(sizes, once);
-    // This warp's turns are cut into batches that fill its lanes, or nearly, all alike: before a shorter last one not all repeats
-    // would be made.
+    // This warp's turns are cut into as few batches as its lanes hold, as long as each other but for the last. While a batch
+    // comes the repeats of the one before are made, and the rest at its end, which is much where it is shorter.
     let turns = (place.count + (OWNERS as u32 - 1) - of.owner) / OWNERS as u32;
     let (full, before) = comptime!((once.turns() as u32, once.turns() as u32 - 1));
     let batches = max((turns + before) / full, 1u32);
     let batch = max((turns + (batches - 1)) / batches, 1u32);
-    // Repeats a turn: all are made when the next tokens are there.
+    // Repeats a turn: all are made in a batch that is no shorter.
     let some = (sizes.repeats + (batch - 1)) / batch;
     let owned = comptime!(once.owned_at() as u32) + of.owner * comptime!(once.owned() as u32);
     for number in range_stepped(of.owner, place.count, comptime!(OWNERS as u32)) {
