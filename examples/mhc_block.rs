@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Checked, and an error where it is not so: kernels and reference agree in the streams that come out and in all
-//! gradients, columns of h_res add up to 1 and rows do in the mean, and the gradient is what finite differences say. In bf16 on CUDA and
-//! f32 elsewhere; milliseconds of a call with its launches, the median of bursts in turns. A device without kernels has
+//! gradients, columns of h_res add up to 1 and rows do in the mean, and the gradient is what finite differences say. In bf16
+//! on CUDA and f32 elsewhere; milliseconds of a call with its launches, the median of bursts in turns. A device without kernels has
 //! the reference alone.
 
 use burn::nn::{Linear, LinearConfig};

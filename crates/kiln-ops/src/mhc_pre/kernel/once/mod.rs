@@ -5,8 +5,8 @@
 //! brings into a ring of stages. Eight warps multiply them with φ and add up squares. Four more warps take sixteen tokens
 //! each in turn: one adds up what the eight have, hands it to the other cubes of the group, adds up what all of these
 //! have, in order, and weights the streams, which still are in shared memory. Of the tokens of some turns, no more than it has
-//! lanes, it makes h_post and h_res, a token a lane, some of Sinkhorn's repeats at each turn that follows: after the last token nothing is loaded, so
-//! only those of the last tokens are left for then.
+//! lanes, it makes h_post and h_res, a token a lane, some of Sinkhorn's repeats at each turn that follows: after the last
+//! token nothing is loaded, so only those of the last tokens are left for then.
 //!
 //! Where a layer's output is to be mixed into the streams first, TMA brings it beside them, with the weights. Each warp mixes the
 //! columns that it multiplies, in its registers, and puts them where the streams were, from where TMA takes them.
